@@ -175,7 +175,7 @@ class Metric(StrEnum):
         "remote_recoded_ends",
         "beginnings of blocks that were coded as blocks of their own for the remote tier, for sequences end there",
     )
-    REMOTE_REPLACED = "remote_replaced", "values in the remote tier that went, for this store writes what lives longer"
+    REMOTE_REPLACED = "remote_replaced", "values in the remote tier that were written anew, for they lived too short"
     REMOTE_TOUCHED = "remote_touched", "values in the remote tier that were used, and live longer for it"
     REMOTE_ERASED = "remote_erased", "values that erases removed from the remote tier"
     REMOTE_TOLD = "remote_told", "changes of values in the remote tier that its server told of"

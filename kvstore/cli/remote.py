@@ -19,7 +19,7 @@ from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.names import PARCEL
 from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.sealing import Sealer, key_from
-from kvstore.tiers.remote.survey import Value, survey
+from kvstore.tiers.remote.survey import EXPIRED, Value, survey
 
 app = typer.Typer(
     no_args_is_help=True, help="A remote tier: what it holds, whether that is whole, and giving space back."
@@ -74,7 +74,8 @@ def _row(identity: str, values: list[Value], lost: set[str]) -> dict[str, Any]:
         "profiles": sum(value.is_profile for value in values),
         "sealed": sum(value.is_sealed for value in values),
         "unreachable": sum(value.name in lost for value in values),
-        "damaged": sum(bool(value.problem) for value in values),
+        "damaged": sum(bool(value.problem) and value.problem != EXPIRED for value in values),
+        "expired": sum(value.problem == EXPIRED for value in values),
         "bytes": sum(value.nbytes for value in values),
     }
 
@@ -86,15 +87,17 @@ def verify(
     """Read every value and compare checksums and keys. Repairs nothing."""
     with told(as_json), _opened(url) as engine:
         values = survey(engine, timeout, identity, _sealer(key))
-    problems = [f"{value.name}: {value.problem}" for value in values if value.problem]
+    problems = [f"{value.name}: {value.problem}" for value in values if value.problem not in ("", EXPIRED)]
+    expired = sum(value.problem == EXPIRED for value in values)
     unreachable, code = len(orphans(values)), DAMAGED if problems else OK
     if as_json:
-        found = {"values": len(values), "unreachable": unreachable, "problems": problems}
+        found = {"values": len(values), "unreachable": unreachable, "expired": expired, "problems": problems}
         print_json({**found, "ok": not problems, "exit_code": code})
     else:
         for problem in problems:
             line(problem)
-        line(f"{len(problems)} problems; {len(values)} values read, {unreachable} of them unreachable")
+        some = f"{unreachable} of them unreachable, {expired} past their time"
+        line(f"{len(problems)} problems; {len(values)} values read, {some}")
     leave(code)
 
 

@@ -220,7 +220,7 @@ class RemoteRun:
         rest = [check.key for check in self.checks[len(self._came) :]]
         if why is Reason.REMOTE_LATE:
             self.reader.metrics.add(Metric.REMOTE_LATE, len(rest))
-        elif why not in (Reason.REMOTE_FAILED, Reason.REMOTE_PROFILE):  # they say nothing of what is there
+        elif why not in (Reason.REMOTE_FAILED, Reason.REMOTE_PROFILE, Reason.REMOTE_EXPIRED):  # it may be there
             self.reader.metrics.add(Metric.REMOTE_GONE, int(why is Reason.REMOTE_GONE))
             self.reader.tier.lost(rest)
         self._cancel()

@@ -21,7 +21,7 @@ from kvstore.tiers.remote.fetching import Fetched
 from kvstore.tiers.remote.record import TIER, RemoteRecord
 
 _PLACES = 3  # that a get tries at most
-_NOT_THERE = (Reason.REMOTE_GONE, Reason.REMOTE_REFUSED, Reason.REMOTE_EXPIRED)
+_NOT_USABLE = (Reason.REMOTE_GONE, Reason.REMOTE_REFUSED, Reason.REMOTE_EXPIRED)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RemoteResumer:
             if isinstance(got, Resumed):
                 return replace(got, why=why)
             why = why or got
-            if got not in _NOT_THERE:
+            if got not in _NOT_USABLE:
                 break
             request = replace(request, tokens=request.tokens[: found.end - 1])
         return why
@@ -149,7 +149,7 @@ class RemoteResumer:
 
     def _lost(self, found: FoundPlace, i: int, why: Reason) -> Reason:
         """A record did not come: if it is not there, neither is the place."""
-        if why in _NOT_THERE:
+        if why in (Reason.REMOTE_GONE, Reason.REMOTE_REFUSED):
             self.reader.metrics.add(Metric.REMOTE_GONE, int(why is Reason.REMOTE_GONE))
             self.reader.tier.beliefs.note([found.parts[i], *found.values[len(found.parts) :][:1]], False)
         return why

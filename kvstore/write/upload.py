@@ -73,7 +73,9 @@ class Uploader:
         if lookup is not None:
             layout = lookup.layout
             self._places = PlaceUpload(residency, tier, portable, lookup, layout, lambda: self._closing)
-        self._parcels = ParcelUpload(residency, tier, portable, root, lambda: self._closing, self.there)
+        self._parcels = ParcelUpload(
+            residency, tier, portable, root, lambda: self._closing, lambda records, keys: self.there(records, keys=keys)
+        )
         self._lock = threading.Lock()
         self._changed = Bell()
         self._worker = Workers(1, "kvstore-upload")
@@ -94,7 +96,7 @@ class Uploader:
             return
         nbytes, prefix = len(new) * self._block_bytes, (new[-1], end)
         with self._lock:
-            if prefix in self._due or prefix == self._busy:
+            if prefix in self._due:  # one that is being written may have passed what changed since
                 return
             fits = not self._due or self._bytes + nbytes <= self._tier.config.queue_bytes
             if fits:
@@ -115,12 +117,19 @@ class Uploader:
             if not self._closing and self._leaving.take(entry):
                 self._changed.ring()
 
-    def there(self, records: Sequence[int], end: int = 0) -> None:
-        """These records are in the remote tier: they came from there. end: as in `due`."""
+    def there(self, records: Sequence[int], end: int = 0, keys: Sequence[bytes] = ()) -> None:
+        """These records are in the remote tier.
+
+        Args:
+            end: as in `due`.
+            keys: what they go by there, as many; none: they came from there, and live as long.
+        """
         if len(self._sent) > _MOST_SENT:
             self._sent = {}
-        for record in records if self._places is None else records[-1:]:
-            expiry, for_s = self._residency.expiry(record), self._sent_s
+        known = [self._tier.life(key) for key in keys] or [None] * len(records)
+        rows = list(zip(records, known, strict=True))
+        for record, life in rows if self._places is None else rows[-1:]:
+            expiry, for_s = self._residency.expiry(record) if life is None else life, self._sent_s
             if expiry:
                 for_s = min(for_s, max(0.0, expiry - time.time()) / 2)
             here = self._tier.clock() + for_s, expiry
@@ -237,9 +246,11 @@ class Uploader:
         first = chain[0].record.header
         if first.start and self._tier.absent([first.parent]) != [] and chain[0].parent in self._residency.index:
             self._upload(chain[0].parent, 0)
+        headers = [leaving.record.header for leaving in chain]
+        keys = [header.key for header in headers]
+        suspects = set(self._tier.suspects(keys, [header.expiry for header in headers], keys))
         for i, leaving in enumerate(chain):
             header = leaving.record.header
-            self._tier.replace_outlived([header.key], [header.expiry], ())
             absent = self._tier.absent([header.key] if not header.start else [header.parent, header.key])
             if absent is None:
                 return False
@@ -250,8 +261,10 @@ class Uploader:
                 for each in chain[i:]:
                     self._leaving.done(each)
                 return True
-            data = leaving.record.buffer.view[: header.record_bytes]
-            if absent and not self._tier.write(header.key, data, header.profile, leaving.life_s):
+            over = not absent and header.key in suspects and self._tier.is_outlived(header.key, header.expiry)
+            if (absent or over) and not self._tier.write(
+                header.key, leaving.data, header.profile, leaving.life_s, over
+            ):
                 if not self._tier.takes_writes:
                     return False
                 self._residency.metrics.add(Metric.DROPPED_REMOTE_ERROR)
@@ -261,7 +274,7 @@ class Uploader:
     def _upload(self, last: int, end: int) -> bool:
         """Write what is missing of a prefix; False if that is to be tried again later."""
         if self._places is not None:
-            return self._places.upload(last, end, lambda: self.there([last], end))
+            return self._places.upload(last, end, lambda key: self.there([last], end, [key]))
         residency, size = self._residency, self._residency.config.block_tokens
         path = residency.whole_path(last)
         if path is None:
@@ -278,13 +291,16 @@ class Uploader:
         missing = self._tier.absent(keys[1 : len(records) + 1])
         if missing is None:
             return False
-        absent, keys_here = set(missing), keys[1 : len(records) + 1]
+        absent = set(missing)
+        here = keys[1 : len(records) + 1]
         expiries = [residency.expiry(record) for record in records]
-        absent |= self._tier.replace_outlived(keys_here, expiries, set(keys_here) - absent)
+        suspects = set(self._tier.suspects(here, expiries, set(here) - absent))
         self._tier.renew([key for key in keys[1 : len(records) + 1] if key not in absent])
         for i, record in enumerate(records):
-            if keys[i + 1] not in absent:
-                self.there([record])
+            key, is_there = keys[i + 1], keys[i + 1] not in absent
+            over = is_there and key in suspects and self._tier.is_outlived(key, expiries[i])
+            if is_there and not over:
+                self.there([record], keys=[key])
             elif self._closing:
                 return True
             elif not record or residency.is_expired(record):
@@ -293,7 +309,7 @@ class Uploader:
             elif residency.queued(record) is not None:
                 return False  # not written yet
             else:
-                written = self._write(record, keys[i], keys[i + 1])
+                written = self._write(record, keys[i], key, over)
                 if written is None:
                     residency.metrics.add(Metric.DROPPED_REMOTE_LEFT, len(records) - i)
                     return True
@@ -302,11 +318,11 @@ class Uploader:
                         return False
                     residency.metrics.add(Metric.DROPPED_REMOTE_ERROR, len(records) - i)
                     return True
-                self.there([record])
+                self.there([record], keys=[key])
         return True
 
-    def _write(self, record: int, parent_key: bytes, key: bytes) -> bool | None:
+    def _write(self, record: int, parent_key: bytes, key: bytes, over: bool) -> bool | None:
         found = self._portable(record, parent_key)
         if found is None:
             return None
-        return self._tier.write(key, found.data, found.profile, found.life_s)
+        return self._tier.write(key, found.data, found.profile, found.life_s, over)

@@ -43,12 +43,12 @@ class _Gathered:
     @property
     def data(self) -> list[memoryview]:
         """The bytes of the records; good as long as this object is referred to."""
-        return [each.record.buffer.view[: each.record.header.record_bytes] for each in self.found]
+        return [each.data for each in self.found]
 
     @property
     def profiles(self) -> list[bytes]:
         """Ids of the profiles that they need."""
-        return [each.record.header.profile for each in self.found]
+        return [each.profile for each in self.found]
 
     @property
     def lives_s(self) -> list[float | None]:
@@ -67,7 +67,7 @@ class ParcelUpload:
         portable: gives the bytes of a record.
         root: gives the key before the first block of a namespace.
         is_closing: whether the store is being closed.
-        there: called with records that are in the remote tier.
+        there: called with records that are in the remote tier, and their keys.
     """
 
     residency: Residency
@@ -75,7 +75,7 @@ class ParcelUpload:
     portable: PortableRecords
     root: Callable[[bytes], bytes]
     is_closing: Callable[[], bool]
-    there: Callable[[Sequence[int]], None]
+    there: Callable[[Sequence[int], Sequence[bytes]], None]
 
     def upload(self, records: Sequence[int], keys: Sequence[bytes]) -> bool:
         """Write what is missing of a sequence of whole blocks; False if that is to be tried again later.
@@ -85,14 +85,10 @@ class ParcelUpload:
         held = self.tier.held(keys[1:], 0)
         if held is None:
             return False
-        expiries = [self.residency.expiry(record) for record in records]
-        if self.tier.replace_outlived(keys[1:], expiries, set(keys[1 : held + 1])):
-            held = self.tier.held(keys[1:], 0)
-            if held is None:
-                return False
         self.tier.renew(keys[1 : held + 1])
-        self.there(records[:held])
         rows = [_Row(keys[i + 1], keys[i], record) for i, record in enumerate(records)]
+        self._replace(rows, held)
+        self.there(records[:held], keys[1 : held + 1])
         done, stop = self._write(rows, held, 0)
         if stop in _DROPPED:
             self.residency.metrics.add(_DROPPED[stop], len(rows) - done)
@@ -101,7 +97,6 @@ class ParcelUpload:
     def leave(self, chain: Sequence[LeavingRecord], leaving: LeavingRecords) -> bool:
         """Write records that the disk gave up, root first, after what stands before them; False to try again later."""
         headers = [each.record.header for each in chain]
-        self.tier.replace_outlived([header.key for header in headers], [header.expiry for header in headers], ())
         if headers[0].start:
             is_there = self._has_parent(chain[0])
             if is_there is None or (not is_there and leaving.may_come(headers[0].key)):
@@ -114,6 +109,7 @@ class ParcelUpload:
         if held is None:
             return False
         rows = [_Row(each.record.header.key, each.record.header.parent, 0, each) for each in chain]
+        self._replace(rows, held)
         done, stop = self._write(rows, held, first)
         self._end(chain[:done], leaving)
         if stop in _DROPPED:
@@ -157,7 +153,8 @@ class ParcelUpload:
                 count = len(here.found)
                 keys = [row.key for row in rows[at : at + count]]
                 done = self.tier.write_parcel(keys, here.data, here.profiles, here.lives_s) if count else 0
-            self.there([row.record for row in rows[at : at + done] if row.record])
+            here_rows = [row for row in rows[at : at + done] if row.record]
+            self.there([row.record for row in here_rows], [row.key for row in here_rows])
             at += done
             if count and not done:
                 return at, _Stop.REFUSED if self.tier.takes_writes else _Stop.LATER
@@ -171,13 +168,42 @@ class ParcelUpload:
         for row in rows:
             if found and self.tier.has(row.key):
                 break
-            one: Portable | LeavingRecord | None = row.leaving
-            if one is None:
-                if row.record and self.residency.queued(row.record) is not None:
-                    return _Gathered(found, _Stop.LATER)
-                gone = not row.record or self.residency.is_expired(row.record)
-                one = None if gone else self.portable(row.record, row.parent_key)
-            if one is None:
-                return _Gathered(found, _Stop.LEFT)
+            one = self._record(row)
+            if isinstance(one, _Stop):
+                return _Gathered(found, one)
             found.append(one)
         return _Gathered(found)
+
+    def _record(self, row: _Row) -> Portable | LeavingRecord | _Stop:
+        """The record of a row, or why it cannot be had."""
+        if row.leaving is not None:
+            return row.leaving
+        if row.record and self.residency.queued(row.record) is not None:
+            return _Stop.LATER
+        gone = not row.record or self.residency.is_expired(row.record)
+        found = None if gone else self.portable(row.record, row.parent_key)
+        return _Stop.LEFT if found is None else found
+
+    def _replace(self, rows: Sequence[_Row], held: int) -> None:
+        """Write anew what is there of these rows and lives too short. held: so many of the first are known to be
+        there."""
+        by_key = {row.key: row for row in rows}
+        expiries = {row.key: self._expiry(row) for row in rows}
+
+        def take(key: bytes) -> Portable | LeavingRecord | None:
+            found = self._record(by_key[key])
+            return None if isinstance(found, _Stop) else found
+
+        keys, done = list(by_key), set[bytes]()
+        for key in self.tier.suspects(keys, list(expiries.values()), keys[:held]):
+            known = self.tier.life(key) is not None
+            if key in done or self.is_closing() or not (known or self.tier.is_outlived(key, expiries[key])):
+                continue
+            found = None if self.tier.is_in_parcel(key) else take(key)
+            if found is not None and self.tier.is_outlived(key, expiries[key]):
+                self.tier.write(key, found.data, found.profile, found.life_s, over=True)
+            done.update(self.tier.renew_parcel(key, expiries, take))
+
+    def _expiry(self, row: _Row) -> float:
+        """When the life of a row's block ends here, 0 for never."""
+        return self.residency.expiry(row.record) if row.leaving is None else row.leaving.record.header.expiry

@@ -59,12 +59,12 @@ class PlaceUpload:
     layout: KVLayout
     is_closing: Callable[[], bool]
 
-    def upload(self, last: int, end: int, there: Callable[[], None]) -> bool:
+    def upload(self, last: int, end: int, there: Callable[[bytes], None]) -> bool:
         """Write the place at the end of a record, if there is one; False if that is to be tried again later.
 
         Args:
             end: where the place is, in the record; 0: at its end.
-            there: called if the place is in the remote tier then.
+            there: called with what the last record goes by, if the place is in the remote tier then.
         """
         path = self.residency.whole_path(last)
         if path is None:
@@ -101,7 +101,7 @@ class PlaceUpload:
                 has_states = bool(header.flags & FLAG_STATES)
                 rows.append(_Row(header.key, header.parent, header.cut, has_states, 0, leaving))
             tokens = np.concatenate([tokens, *(leaving.record.header.tokens for leaving in chain)])
-            done = not self._is_place(rows, tokens) or self._write(namespace, tokens, rows, lambda: None)
+            done = not self._is_place(rows, tokens) or self._write(namespace, tokens, rows, lambda _: None)
         if done is None:  # what it follows may be leaving, too, and not be read yet
             return not may_come(last.key) and self._left(len(chain))
         return done
@@ -135,7 +135,9 @@ class PlaceUpload:
         ends = [min((i + 1) * size, count) for i in range(len(rows))]
         return usable_end(self.layout, size, [row.cut for row in rows], ends, count) == count
 
-    def _write(self, namespace: bytes, tokens: Tokens, rows: Sequence[_Row], there: Callable[[], None]) -> bool | None:
+    def _write(
+        self, namespace: bytes, tokens: Tokens, rows: Sequence[_Row], there: Callable[[bytes], None]
+    ) -> bool | None:
         """Write what the remote tier lacks of a place: its records, root first, then itself, and its mark at last. None
         if one of them left."""
         tier, key = self.tier, rows[-1].key
@@ -145,14 +147,14 @@ class PlaceUpload:
         missing = tier.absent(values)
         if missing is None:
             return False
-        absent = set(missing) | self._replace_outlived(rows, set(missing), place)
-        if not plain and place not in absent and self._leads_nowhere(place, rows):
-            tier.delete([place], Metric.REMOTE_REPLACED)
-            absent.add(place)
+        absent = set(missing)
         tier.renew([value for value in values if value not in absent])
+        parts = [row.part for row in rows]
+        outlived = self._outlived(rows, parts, [part for part in parts if part not in absent])
+        is_stale = not plain and place not in absent and (bool(outlived) or self._leads_nowhere(place, rows))
         lives = list[float]()
         for i, row in enumerate(rows):
-            if row.part not in absent:
+            if row.part not in absent and row.part not in outlived:
                 continue
             if self.is_closing():
                 return True
@@ -163,34 +165,31 @@ class PlaceUpload:
                 return None
             header, life_s = found.record.header, found.life_s
             lives += [] if life_s is None else [life_s]
-            data = found.record.buffer.view[: header.record_bytes]
-            if not tier.write(row.part, data, header.profile, life_s):
+            if not tier.write(row.part, found.data, header.profile, life_s, over=row.part in outlived):
                 return self._refused(len(rows) - i)
-        if place in absent:
+        if place in absent or is_stale:
             state_bytes = self._state_bytes(namespace, rows[-1])
             if state_bytes is None:
                 return None
             value = memoryview(self._place(namespace, tokens, rows, state_bytes).pack())
-            if not tier.write(place, value, NO_PROFILE, min(lives, default=None)):
+            if not tier.write(place, value, NO_PROFILE, min(lives, default=None), is_stale):
                 return self._refused(1)
         if mark in absent and not tier.write(mark, memoryview(MARK), NO_PROFILE):
             return self._refused(1)
-        there()
+        there(rows[-1].part)
         return True
 
-    def _replace_outlived(self, rows: Sequence[_Row], absent: set[bytes], place: bytes) -> set[bytes]:
-        """Remove records that live too short, and the place, of which a server may know no longer life than theirs;
-        return what went."""
-        parts, expiry = [row.part for row in rows], self.residency.expiry
+    def _outlived(self, rows: Sequence[_Row], parts: Sequence[bytes], there: Sequence[bytes]) -> set[bytes]:
+        """Those of the records of the rows, which go by `parts`, that live too short. there: those that are there."""
+        expiry = self.residency.expiry
         lives = [expiry(row.record) if row.leaving is None else row.leaving.record.header.expiry for row in rows]
-        gone = self.tier.replace_outlived(parts, lives, set(parts) - absent)
-        if gone and place not in absent:
-            self.tier.delete([place], Metric.REMOTE_REPLACED)
-            gone.add(place)
-        return gone
+        ends = dict(zip(parts, lives, strict=True))
+        suspects = self.tier.suspects(parts, lives, there)
+        return {part for part in suspects if part in there and self.tier.is_outlived(part, ends[part])}
 
     def _leads_nowhere(self, place: bytes, rows: Sequence[_Row]) -> bool:
-        """Whether a place that is there is none, or names other records than these, and the server lost one of them."""
+        """Whether a place that is there is none, or names other records than these, and one of them is not there, or
+        past its time."""
         deadline = self.tier.clock() + self.tier.config.write_timeout_s
         value = self.tier.read(place, PLACE_BYTES, deadline)
         if isinstance(value, Reason):
@@ -203,7 +202,9 @@ class PlaceUpload:
             return True
         kinds = zip(rows, found.cuts, found.with_states, strict=True)
         parts = [part_of(row.key, cut, has_states) for row, cut, has_states in kinds]
-        return parts != [row.part for row in rows] and bool(self.tier.absent(parts))
+        if parts == [row.part for row in rows]:
+            return False
+        return bool(self.tier.absent(parts)) or bool(self._outlived(rows, parts, parts))
 
     def _record(self, namespace: bytes, row: _Row) -> LeavingRecord | Portable | None:
         """The record of a row; None if it left, or is another one by now."""

@@ -3,20 +3,27 @@ what is past its time."""
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import remotestores as rs
 import small_stores as small
 from kvcases import open_store, tokens
 from placecases import LAYOUTS, got, put
+from typer.testing import CliRunner
 
 from kvstore import KVStore, RemoteConfig
+from kvstore.cli import app
 from kvstore.core.places import Place
+from kvstore.errors import RemoteFull
 from kvstore.tiers.remote.engines.memory import MemoryEngine
 from kvstore.tiers.remote.opening import open_engine
+from kvstore.write.portable import PortableRecords
 
 TOKENS = small.tokens_of(1, 10 * small.BLOCK)
 HOUR = 3600.0
@@ -188,3 +195,118 @@ def test_a_place_whose_records_the_server_lost_is_written_anew(tmp_path: Path) -
         assert rs.counters(store)["remote_replaced"] == 1
     with open_store(tmp_path / "c", layout, remote=remote) as store:
         assert got(store, ids, layout) == len(ids)
+
+
+def test_a_life_that_another_store_made_longer_stays(tmp_path: Path, remote: RemoteConfig, clock: Clock) -> None:
+    with rs.open_store(tmp_path / "a", remote) as one, rs.open_store(tmp_path / "b", remote) as other:
+        turn(one)
+        turn(other)
+        clock.ahead += 0.5 * HOUR
+        turn(other, ttl=None)
+        clock.ahead += 0.3 * HOUR
+        turn(one)  # what it remembers of the lives there is not so any more
+        assert "remote_replaced" not in rs.counters(one)
+    clock.ahead += 100 * HOUR
+    assert elsewhere(tmp_path / "c", remote) == len(TOKENS)
+
+
+def test_stores_that_share_a_session_write_it_no_more_often(
+    tmp_path: Path, remote: RemoteConfig, clock: Clock
+) -> None:
+    with rs.open_store(tmp_path / "a", remote) as one, rs.open_store(tmp_path / "b", remote) as other:
+        for _ in range(20):
+            turn(one)
+            turn(other)
+            clock.ahead += 0.1 * HOUR
+        written = sum(rs.counters(store).get("remote_written_records", 0) for store in (one, other))
+    assert written <= 2 * 2.5 * len(TOKENS) / small.BLOCK
+
+
+def test_what_else_is_in_a_parcel_stays(tmp_path: Path, clock: Clock) -> None:
+    """A store that has the beginning of another's sequence puts that for longer."""
+    remote = rs.settings(rs.WithParcels(f"memory:{tmp_path.name}"))
+    with rs.open_store(tmp_path / "a", remote) as store:
+        turn(store)
+    with rs.open_store(tmp_path / "b", remote) as store:
+        turn(store, 2 * small.BLOCK, ttl=3 * HOUR)
+        assert rs.counters(store)["remote_replaced"] == 2
+    assert elsewhere(tmp_path / "c", remote) == len(TOKENS)
+    clock.ahead += 2 * HOUR
+    assert elsewhere(tmp_path / "d", remote) == 2 * small.BLOCK
+
+
+def test_what_cannot_be_written_leaves_what_is_there(
+    tmp_path: Path, remote: RemoteConfig, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rs.open_store(tmp_path / "a", remote) as store:
+        turn(store)
+        with monkeypatch.context() as broken:
+            broken.setattr(PortableRecords, "__call__", lambda *_: None)
+            turn(store, ttl=None)
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryEngine, "replace", _refuse)
+            turn(store, ttl=None)
+        assert "remote_replaced" not in rs.counters(store)
+        assert elsewhere(tmp_path / "b", remote) == len(TOKENS)
+        turn(store, ttl=None)
+        clock.ahead += 2 * HOUR
+        assert elsewhere(tmp_path / "c", remote) == len(TOKENS)
+
+
+def _refuse(*_: object) -> None:
+    raise RemoteFull("no room")
+
+
+def test_a_long_sequence_past_its_time_is_put_anew_as_a_whole(
+    tmp_path: Path, remote: RemoteConfig, clock: Clock
+) -> None:
+    tokens = small.tokens_of(3, 50 * small.BLOCK)
+    with rs.open_store(tmp_path / "a", remote) as store:
+        small.put(store, tokens, ttl=HOUR)
+        assert store.flush(remote=True).remote_due == 0
+    clock.ahead += 2 * HOUR
+    with rs.open_store(tmp_path / "b", remote) as store:
+        assert store.get(tokens) is None  # it read some of them
+        small.put(store, tokens)
+        assert store.flush(remote=True).remote_due == 0
+        assert rs.counters(store)["remote_replaced"] == 50
+    with rs.open_store(tmp_path / "c", remote) as store:
+        assert small.stored(store, tokens) == len(tokens)
+
+
+def test_a_put_while_its_sequence_is_written_counts(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, begun, go_on = rs.settings(f"memory:{tmp_path.name}"), threading.Event(), threading.Event()
+    really = MemoryEngine.put_if_absent
+
+    def slow(engine: MemoryEngine, *arguments: Any) -> bool:
+        done = really(engine, *arguments)
+        begun.set()
+        assert go_on.wait(60)
+        return done
+
+    with rs.open_store(tmp_path / "a", remote) as store:
+        with monkeypatch.context() as held:
+            held.setattr(MemoryEngine, "put_if_absent", slow)
+            small.put(store, TOKENS, ttl=HOUR)
+            assert begun.wait(60)
+            small.put(store, TOKENS)
+            go_on.set()
+            assert store.flush(remote=True).remote_due == 0
+    clock.ahead += 2 * HOUR
+    assert elsewhere(tmp_path / "b", remote) == len(TOKENS)
+
+
+def test_verify_counts_what_is_past_its_time_and_gc_removes_it(tmp_path: Path, clock: Clock) -> None:
+    url = f"folder://{tmp_path / 'shared'}"
+    with rs.open_store(tmp_path / "a", rs.settings(url)) as store:
+        turn(store, 8, ttl=None)
+        turn(store)
+    clock.ahead += 2 * HOUR
+    runner = CliRunner()
+    done = runner.invoke(app, ["remote", "verify", url, "--json"])
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["problems"], found["expired"]) == (0, [], 8)
+    assert runner.invoke(app, ["remote", "gc", url, "--yes"]).exit_code == 0
+    assert json.loads(runner.invoke(app, ["remote", "verify", url, "--json"]).stdout)["values"] == 2

@@ -76,8 +76,15 @@ class RemoteCalls:
             self._metrics.add(Metric.REMOTE_READ_ERRORS, because=error)
         return [None] * len(names)
 
-    def put(self, name: str, parts: Sequence[Part], ttl_s: float | None) -> bool | None:
-        """Write a value, unless there is one; return whether it was new, None if it failed."""
+    def put(self, name: str, parts: Sequence[Part], ttl_s: float | None, over: bool = False) -> bool | None:
+        """Write a value, unless there is one, which `over` replaces; return whether it was, None if that failed."""
+
+        def replace(engine: RemoteEngine, left_s: float) -> bool:
+            engine.replace(name, parts, left_s, ttl_s)
+            return True
+
+        if over:
+            return self._write(name, replace)
         return self._write(name, lambda e, left_s: e.put_if_absent(name, parts, left_s, ttl_s))
 
     def touch(self, names: Sequence[str], ttl_s: float) -> bool:

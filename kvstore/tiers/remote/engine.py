@@ -88,6 +88,13 @@ class RemoteEngine(Protocol):
         """
         ...
 
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        """Store the parts as one value, in place of one that may be there; readers see all of one of them, or, where
+        the server cannot do that, nothing for a moment. Otherwise as `put_if_absent`."""
+        ...
+
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         """Return for each key whether a value is there. Of a cluster's node that fails the keys are False, and
         counted in `stats()["exist_unknown"]`; `RemoteError` if no node answered."""

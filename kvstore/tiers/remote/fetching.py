@@ -125,7 +125,7 @@ class RemoteFetcher:
         except DamagedRecord as damage:
             self.metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
             return Fetched(None, Reason.REMOTE_REFUSED)
-        if record.header.expiry:
+        if record.header.expiry or self.lives.of(key):
             self.lives.note(key, record.header.expiry)
         why = self.profiles.bring(record.header.codec, record.header.profile, deadline)
         if why is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
 
 _MOST = 1 << 16  # of about 150 bytes each
 _MORE = 1.5  # a block that lives longer by less is not written again
@@ -51,9 +50,3 @@ class Lives:
             self._known[key] = expiry
             if len(self._known) > _MOST:
                 self._known.popitem(last=False)
-
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Know nothing of these values any more."""
-        with self._lock:
-            for key in keys:
-                self._known.pop(key, None)

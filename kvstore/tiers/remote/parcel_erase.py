@@ -20,7 +20,6 @@ class ParcelErasure:
         erased: keys of the blocks that are to go.
         batch: values that one call asks for, or removes.
         ttl_s: what is written again may be removed so long after; None: when the server likes.
-        metric: counts what goes.
         removed: those that went.
         left: those that may still be there, and blocks with which a parcel begins that may have some of them.
     """
@@ -29,7 +28,6 @@ class ParcelErasure:
     erased: frozenset[bytes]
     batch: int
     ttl_s: float | None
-    metric: Metric
     removed: set[bytes] = field(default_factory=set)
     left: set[bytes] = field(default_factory=set)
 
@@ -48,7 +46,7 @@ class ParcelErasure:
             self._delete(some, some)
         self.parcels.beliefs.forget(map(parcel_of, self.parcels.spots.forget(keys)))
         self.parcels.beliefs.note(self.removed, False)
-        self.parcels.metrics.add(self.metric, len(self.removed))
+        self.parcels.metrics.add(Metric.REMOTE_ERASED, len(self.removed))
         return len(self.removed), len(self.left)
 
     def _batches(self, keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -184,18 +184,17 @@ class Parcels:
         """
         value = parcel_of(keys[0])
         name = self.names.block(value)
-        parts = [self._sealed(self.names.block(key), record) for key, record in zip(keys, records, strict=True)]
+        parts = [self.sealed(self.names.block(key), record) for key, record in zip(keys, records, strict=True)]
         sizes = tuple(sum(memoryview(part).nbytes for part in some) for some in parts)
         head = ParcelHead(tuple(keys), sizes)
-        whole = [*self._sealed(name, head.pack()), *(part for some in parts for part in some)]
+        whole = [*self.sealed(name, head.pack()), *(part for some in parts for part in some)]
         new = self.calls.put(name, whole, ttl_s)
         if self.listing is not None:  # after: one that began meanwhile may have passed it. It may be there if it failed
             self.listing.add([value])
         if new is None:
             return None
         if new:
-            self.beliefs.forget(keys)  # that they are not there
-            self._note(head)
+            self.wrote(head)
             for key, expiry in zip(keys, expiries, strict=True):
                 self.lives.note(key, expiry)
             self.metrics.add(Metric.REMOTE_WRITTEN_PARCELS)
@@ -212,8 +211,14 @@ class Parcels:
     def put_again(self, head: ParcelHead, records: memoryview, ttl_s: float | None) -> None:
         """Write a parcel whose records were read there, if nobody wrote another one meanwhile."""
         name = self.names.block(parcel_of(head.keys[0]))
-        if self.calls.put(name, [*self._sealed(name, head.pack()), records], ttl_s):
+        if self.calls.put(name, [*self.sealed(name, head.pack()), records], ttl_s):
             self._note(head)
 
-    def _sealed(self, name: str, data: memoryview | bytes) -> Sequence[memoryview | bytes]:
+    def wrote(self, head: ParcelHead) -> None:
+        """This parcel is there now."""
+        self.beliefs.forget(head.keys)  # that they are not there
+        self._note(head)
+
+    def sealed(self, name: str, data: memoryview | bytes) -> Sequence[memoryview | bytes]:
+        """Return what is stored of some bytes under a name."""
         return [data] if self.sealer is None else self.sealer.seal(name, data)

@@ -23,6 +23,9 @@ from kvstore.tiers.remote.sealing import MAGIC, OVERHEAD, Sealer
 _THREADS = 8
 MOST_BYTES = 1 << 28  # of a value; memory that is not written is not taken
 
+EXPIRED = "its time to live is over"
+"""What is wrong with a value that is whole, and that no get returns any more."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -185,7 +188,7 @@ def _checked(name: str, data: memoryview) -> Value:
     elif header.donors:
         problem = "field: the record does not stand alone"
     elif header.expiry and header.expiry < time.time():
-        problem = "its time to live is over"
+        problem = EXPIRED
     after = f"{before}/{header.parent.hex()}"
     parent = after if header.start else ""
     return Value(name, size, problem, parent, header.start, len(header.tokens), after=after)

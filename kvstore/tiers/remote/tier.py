@@ -8,7 +8,7 @@ what it brings goes on as records in memory, checked before anybody sees them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kvstore.core.explanation import Reason
 from kvstore.core.workers import Task, Workers
@@ -24,6 +24,7 @@ from kvstore.tiers.remote.lives import Lives, outlives
 from kvstore.tiers.remote.names import RemoteNames, parcel_of
 from kvstore.tiers.remote.parcel import ParcelHead, group_of
 from kvstore.tiers.remote.parcel_erase import ParcelErasure
+from kvstore.tiers.remote.parcel_renew import ParcelRenewal, Take
 from kvstore.tiers.remote.parcels import Parcels
 from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.record import TIER
@@ -210,15 +211,20 @@ class RemoteTier:
             return None
         return [key for key, there in zip(unknown, found, strict=True) if not there]
 
-    def write(self, key: bytes, record: memoryview, profile: bytes, life_s: float | None = None) -> bool:
+    def write(
+        self, key: bytes, record: memoryview, profile: bytes, life_s: float | None = None, over: bool = False
+    ) -> bool:
         """Write a record, unless there is one; return whether it is there now. What fails is counted.
 
-        profile: what it needs; it is written first.
-        life_s: how long it is of use; None: for ever.
+        Args:
+            profile: what it needs; it is written first.
+            life_s: how long it is of use; None: for ever.
+            over: it takes the place of one that is there.
         """
         if not self.profiles.send(profile):
             return False
-        new = self._put(self._names.block(key), record, self._ttl_s(life_s))
+        new = self._put(self._names.block(key), record, self._ttl_s(life_s), over)
+        self._metrics.add(Metric.REMOTE_REPLACED, int(over and bool(new)))
         if new:
             self._lives.note(key, _expiry(life_s))
         if self.listing is not None:
@@ -316,39 +322,54 @@ class RemoteTier:
         deadline = self.clock() + self.config.write_timeout_s
         self._workers.start(Task(self.read, key, most_bytes, deadline))
 
-    def replace_outlived(
-        self, keys: Sequence[bytes], expiries: Sequence[float], there: Collection[bytes], before: Sequence[bytes] = ()
-    ) -> set[bytes]:
-        """Remove values that live so much shorter than their blocks here that they are to be written again, parcels as
-        a whole; return the keys of these.
+    def suspects(self, keys: Sequence[bytes], expiries: Sequence[float], there: Collection[bytes]) -> list[bytes]:
+        """Return the keys of values that may live so much shorter than their blocks here that they are to be replaced.
+        Asks nobody, but of values in parcels, which are read when they are replaced, the lives that are not known.
 
         Args:
             keys: of blocks that follow each other.
             expiries: when their lives end here, 0 for never.
-            there: those of which values are there: what is not known of these is read, of a parcel that of the last,
-                which lives shortest.
-            before: see `erase`.
+            there: those of which values are there: only of these lives are looked for that are not known, and only of
+                blocks that do not live for ever or follow one that was found to be outlived.
         """
-        deadline, now = self.clock() + self.config.write_timeout_s, time.time()
-        spots = [self._parcels.spots.last(key) for key in keys] + [None]
-        outlived, parcels = set[bytes](), set[bytes]()
+        now = time.time()
+        lives = [self._lives.of(key) for key in keys]
+        known = [life is not None and outlives(expiry, life, now) for life, expiry in zip(lives, expiries, strict=True)]
+        met, found = any(known), list[bytes]()
         for i, (key, expiry) in enumerate(zip(keys, expiries, strict=True)):
-            life, spot, after = self._lives.of(key), spots[i], spots[i + 1]
-            is_last = spot is None or after is None or after.parcel != spot.parcel
-            if life is None and expiry and is_last and key in there:
-                life = self._fetcher.life(key, deadline, self._most_bytes)
-            if life is not None and outlives(expiry, life, now):
-                outlived.add(key)
-                parcels |= set() if spot is None else {spot.parcel}
-        if outlived:
-            outlived |= {key for key, spot in zip(keys, spots, strict=False) if spot and spot.parcel in parcels}
-            stay = [key for key in keys if key not in outlived]
-            self._erase([key for key in keys if key in outlived], [*before, *stay], Metric.REMOTE_REPLACED)
-            self._lives.forget(outlived)
-        return outlived
+            asks = lives[i] is None and key in there and (expiry != 0.0 or met)
+            if known[i] or (asks and not self._is_inside(keys, i)):
+                found.append(key)
+        return found
 
-    def delete(self, keys: Sequence[bytes], metric: Metric = Metric.REMOTE_ERASED) -> tuple[int, int]:
-        """Remove records; return how many were removed, and of how many that is not known. metric: counts them."""
+    def _is_inside(self, keys: Sequence[bytes], i: int) -> bool:
+        """Whether the block behind this one lies in the same parcel, and lives no longer."""
+        spot, after = (self._parcels.spots.last(key) for key in (keys[i], keys[min(i + 1, len(keys) - 1)]))
+        return i + 1 < len(keys) and spot is not None and after is not None and spot.parcel == after.parcel
+
+    def is_outlived(self, key: bytes, expiry: float) -> bool:
+        """Read the value of a block; return whether it lives so much shorter than the block here that it is to be
+        replaced. expiry: when the life of that ends, 0 for never."""
+        life = self._fetcher.life(key, self.clock() + self.config.write_timeout_s, self._most_bytes)
+        return life is not None and outlives(expiry, life, time.time())
+
+    def life(self, key: bytes) -> float | None:
+        """Return when the life of a value ends, 0 for never; None if that is not known. Asks nobody."""
+        return self._lives.of(key)
+
+    def renew_parcel(self, key: bytes, expiries: Mapping[bytes, float], take: Take) -> Sequence[bytes]:
+        """Write the parcel that has a block anew, if one has it, and return what it holds; see `ParcelRenewal`."""
+        spot = self._parcels.spots.last(key)
+        if spot is None:
+            return ()
+        return ParcelRenewal(self._parcels, self.profiles.send, self._ttl_s).run(spot.parcel, expiries, take)
+
+    def is_in_parcel(self, key: bytes) -> bool:
+        """Return whether a block lay in a parcel when that was read last."""
+        return self._parcels.spots.last(key) is not None
+
+    def delete(self, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Remove records; return how many were removed, and of how many that is not known."""
         engine = self._link.engine()
         if engine is None or not keys:
             return 0, len(keys)
@@ -365,7 +386,7 @@ class RemoteTier:
                     continue
                 removed += done
                 self.beliefs.note(part, False)
-        self._metrics.add(metric, removed)
+        self._metrics.add(Metric.REMOTE_ERASED, removed)
         return removed, left
 
     def erase(self, keys: Sequence[bytes], before: Sequence[bytes]) -> tuple[int, int]:
@@ -373,18 +394,15 @@ class RemoteTier:
 
         before: blocks that stay, of the groups of those that go.
         """
-        return self._erase(keys, before, Metric.REMOTE_ERASED)
-
-    def _erase(self, keys: Sequence[bytes], before: Sequence[bytes], metric: Metric) -> tuple[int, int]:
         if self.group == 1:
-            return self.delete(keys, metric)
-        erasure = ParcelErasure(self._parcels, frozenset(keys), self._batch, self._ttl_s(None), metric)
+            return self.delete(keys)
+        erasure = ParcelErasure(self._parcels, frozenset(keys), self._batch, self._ttl_s(None))
         return erasure.run(before)
 
-    def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool | None:
-        """Write a value; return whether it was new, None if that failed."""
+    def _put(self, name: str, data: memoryview, ttl_s: float | None, over: bool) -> bool | None:
+        """Write a value; return whether it was stored, None if that failed."""
         parts: Sequence[memoryview | bytes] = [data] if self._sealer is None else self._sealer.seal(name, data)
-        new = self._calls.put(name, parts, ttl_s)
+        new = self._calls.put(name, parts, ttl_s, over)
         if new:
             self._metrics.add(Metric.REMOTE_WRITTEN_RECORDS)
             self._metrics.add(Metric.REMOTE_WRITTEN_BYTES, len(data))

@@ -127,6 +127,18 @@ def test_a_value_is_never_replaced(engine: RemoteEngine) -> None:
     assert get(engine, "kvs1/a") == b"third"
 
 
+def test_but_where_that_is_asked_for(engine: RemoteEngine) -> None:
+    for value in (b"new", b"another, longer", b"", b"x" * 70_001):
+        engine.replace("kvs1/a", [value[:2], value[2:]], LONG_S, ttl_s=LONG_S)
+        assert get(engine, "kvs1/a") == value
+        assert not put(engine, "kvs1/a", b"never")
+    engine.replace("kvs1/a", [b"for ever"], LONG_S)
+    assert (get(engine, "kvs1/a"), list(engine.list("kvs1/a", LONG_S))) == (b"for ever", ["kvs1/a"])
+    with pytest.raises(RemoteTimeout):
+        engine.replace("kvs1/a", [b"late"], 0)
+    assert get(engine, "kvs1/a") == b"for ever"
+
+
 def test_of_writers_at_once_one_wins(engine: RemoteEngine) -> None:
     if not engine.limits.has_put_if_absent:
         return

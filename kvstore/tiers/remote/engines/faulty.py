@@ -107,6 +107,14 @@ class FaultyEngine:
                 raise RemoteFull("planned: the server is full")
             return self._engine.put_if_absent(key, parts, left_s, ttl_s)
 
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        with self._call(timeout_s) as left_s:
+            if self._hits("full"):
+                raise RemoteFull("planned: the server is full")
+            self._engine.replace(key, parts, left_s, ttl_s)
+
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         with self._call(timeout_s) as left_s:
             there = self._engine.exist(keys, left_s)

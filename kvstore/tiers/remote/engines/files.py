@@ -86,11 +86,12 @@ class ValueFiles:
         finally:
             close_quietly(self._fs, fd)
 
-    def write(self, key: str, views: Sequence[memoryview], late: threading.Event) -> bool:
-        """Store a value, unless there is one or `late` is set before all is written; return whether it did."""
+    def write(self, key: str, views: Sequence[memoryview], late: threading.Event, over: bool = False) -> bool:
+        """Store a value, unless there is one, which `over` replaces, or `late` is set before all is written; return
+        whether it did."""
         if not self._is_prepared:
             self.prepare()
-        if self.is_there(key):
+        if not over and self.is_there(key):
             return False
         path, temporary = self._file(key), self._temporary()
         try:
@@ -102,7 +103,7 @@ class ValueFiles:
             if late.is_set():
                 return False  # the caller may have changed the parts meanwhile
             self._fs.mkdir(os.path.dirname(path))
-            if not self.has_links:
+            if over or not self.has_links:
                 self._fs.rename(temporary, path)
                 return True
             self._fs.link(temporary, path)

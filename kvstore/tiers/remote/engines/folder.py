@@ -101,10 +101,18 @@ class FolderEngine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
+        return self._put(key, parts, timeout_s, over=False)
+
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        self._put(key, parts, timeout_s, over=True)
+
+    def _put(self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, over: bool) -> bool:
         def write(views: list[memoryview], deadline: Deadline) -> bool:
             late = threading.Event()
             try:
-                return self._run(lambda: self._files.write(key, views, late), deadline)
+                return self._run(lambda: self._files.write(key, views, late, over), deadline)
             finally:
                 late.set()
 

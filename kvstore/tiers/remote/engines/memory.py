@@ -106,15 +106,27 @@ class MemoryEngine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
+        return self._put(key, parts, timeout_s, ttl_s, over=False)
+
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        self._put(key, parts, timeout_s, ttl_s, over=True)
+
+    def _put(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None, over: bool
+    ) -> bool:
         with self._counts.call():
             self._begin(timeout_s, key)
             views, size = byte_views(parts, self.limits.max_value_bytes)
             value = b"".join(views)
             with self._shelf.lock:
-                if self._shelf.find(key) is not None:
+                old = self._shelf.find(key)
+                if old is not None and not over:
                     return False
-                if self._shelf.nbytes + size > self._max_bytes:
+                if self._shelf.nbytes - len(old or b"") + size > self._max_bytes:
                     raise RemoteFull(f"memory:{self._name} holds at most {self._max_bytes} bytes")
+                self._shelf.remove(key)
                 self._shelf.values[key] = value, None if ttl_s is None else time.monotonic() + ttl_s
                 self._shelf.used[key] = time.monotonic()
                 self._shelf.nbytes += size

@@ -112,6 +112,19 @@ class MooncakeEngine:
 
         return counted_put(self._counts, key, parts, self._limits.max_value_bytes, timeout_s, write)
 
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        def put(value: bytes) -> bool:
+            self._delete([key])  # it has no call that does both
+            return self._put(key, value)
+
+        def write(views: list[memoryview], deadline: Deadline) -> bool:
+            value = b"".join([_MARK, *views])
+            return self._threads.run(lambda: put(value), deadline)
+
+        counted_put(self._counts, key, parts, self._limits.max_value_bytes, timeout_s, write)
+
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         check_keys(*keys)
         with self._counts.call():

@@ -144,6 +144,15 @@ class S3Engine:
 
         return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        def write(views: list[memoryview], deadline: Deadline) -> bool:
+            self._run(lambda: self._put_over(key, b"".join(views)), deadline)
+            return True
+
+        counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
+
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         check_keys(*keys)
         with self._counts.call():
@@ -222,6 +231,9 @@ class S3Engine:
         except (s3_errors.AlreadyExistsError, s3_errors.PreconditionError):
             return False
         return True
+
+    async def _put_over(self, key: str, value: bytes) -> None:
+        await obstore.put_async(self._store, key, value, mode="overwrite", use_multipart=False)
 
     async def _exist(self, keys: Sequence[str]) -> Sequence[bool]:
         return [written is not None for written in await self._times(keys)]

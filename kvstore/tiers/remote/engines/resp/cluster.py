@@ -70,10 +70,18 @@ class ClusterEngine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
+        return self._put(key, parts, timeout_s, ttl_s, over=False)
+
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        self._put(key, parts, timeout_s, ttl_s, over=True)
+
+    def _put(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None, over: bool
+    ) -> bool:
         def write(views: list[memoryview], deadline: Deadline) -> bool:
-            return self._router.one(
-                key, deadline, lambda node, ask: node.put_if_absent(key, views, deadline, ttl_s, ask)
-            )
+            return self._router.one(key, deadline, lambda node, ask: node.put(key, views, deadline, ttl_s, over, ask))
 
         return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 

@@ -73,8 +73,14 @@ class RespEngine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
-        write = partial(self._node.put_if_absent, key, ttl_s=ttl_s)
+        write = partial(self._node.put, key, ttl_s=ttl_s, over=False)
         return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
+
+    def replace(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> None:
+        write = partial(self._node.put, key, ttl_s=ttl_s, over=True)
+        counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         return [count > 0 for count in self._each("EXISTS", keys, timeout_s)]

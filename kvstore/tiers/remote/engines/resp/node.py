@@ -41,12 +41,19 @@ class Node:
             refuse(reply)
         return reply if isinstance(reply, int) else None
 
-    def put_if_absent(
-        self, key: str, views: Sequence[memoryview], deadline: Deadline, ttl_s: float | None, asking: bool = False
+    def put(
+        self,
+        key: str,
+        views: Sequence[memoryview],
+        deadline: Deadline,
+        ttl_s: float | None,
+        over: bool,
+        asking: bool = False,
     ) -> bool:
-        """See `RemoteEngine.put_if_absent`."""
+        """See `RemoteEngine.put_if_absent`, and `replace` for `over`."""
         size = sum(view.nbytes for view in views)
-        options = ["NX"] if ttl_s is None else ["NX", "PX", str(max(1, int(ttl_s * 1000)))]
+        options = [] if over else ["NX"]
+        options += [] if ttl_s is None else ["PX", str(max(1, int(ttl_s * 1000)))]
         head = b"*%d\r\n" % (3 + len(options)) + command("SET", key)[4:] + b"$%d\r\n" % size
         tail = b"\r\n" + command(*options)[4:]
         with self.pool.connection(deadline) as connection:
