@@ -6,6 +6,7 @@ the exit codes.
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -18,6 +19,9 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: default is those of the process.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed: there is nowhere to print to, and the exit code tells the rest
+            setattr(sys, name, io.StringIO())
     if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:  # in an instant: without torch
         print(f"kvstore {__version__}")
         raise SystemExit(0)

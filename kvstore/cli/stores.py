@@ -73,7 +73,7 @@ def namespace_of(text: str | None) -> bytes | None:
     if text is None:
         return None
     if not text.startswith("digest:"):
-        return NamespaceDigest(namespace_digest(text.encode()))
+        return NamespaceDigest(namespace_digest(text))
     digits = text.removeprefix("digest:")
     if not re.fullmatch("[0-9a-fA-F]{64}", digits):
         raise ValueError(f"namespace: a digest has 64 hexadecimal digits, found {digits!r}; `kvstore ls` prints it")

@@ -60,7 +60,8 @@ class CopyReport:
         sequences: how many were looked at; that of a session counts once, also where it is copied for its own sake.
         tokens: of these.
         new_tokens: tokens that the target did not have.
-        short: sequences of which only a beginning, or nothing, could be read: they left meanwhile, or are damaged.
+        short: sequences of which less could be read than the source said that it has: they left meanwhile, or are
+            damaged.
         dropped_blocks: blocks that the target could not take.
         sessions: how many were copied.
         missing: named sessions that do not exist.
@@ -113,8 +114,11 @@ def copy_store(
         _tell(progress, done, total)
         tokens = source.session(session.id, namespace=session.namespace).tokens
         if len(tokens):
-            _count(report, counted, tokens, session.namespace)
-            _copy(source, target, report, tokens, session.namespace, {})
+            # Its last token may never have had a cache, and parts of its cache may have left long ago.
+            stored = tokens[: source.contains(tokens, namespace=session.namespace)]
+            if len(stored):
+                _count(report, counted, stored, session.namespace)
+                _copy(source, target, report, stored, session.namespace, {})
             copied = target.session(session.id, namespace=session.namespace)
             copied.point_to(tokens, ttl=_left(session.expires), metadata=session.metadata)
             report.sessions += 1

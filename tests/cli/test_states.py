@@ -349,3 +349,18 @@ def test_without_typer_one_line_says_what_to_install(
         main(["ls", "nowhere"])
     assert ended.value.code == FAILED
     assert capsys.readouterr().err == "error: the command needs typer; pip install 'kvstore-lm[cli]'\n"
+
+
+def test_a_namespace_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+    KVStore(tmp_path / "s", identity(), config()).close()
+    done = run("ls", str(tmp_path / "s"), "--namespace", "bad\udcff")
+    assert (done.exit_code, done.exception is None or isinstance(done.exception, SystemExit)) == (FAILED, True)
+    assert "UTF-8" in done.output
+
+
+def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    code = "import sys; sys.stdout = None; from kvstore.cli import main; main(['ls', sys.argv[1], '--json'])"
+    KVStore(tmp_path / "s", identity(), config()).close()
+    command = [sys.executable, "-c", code, str(tmp_path / "s")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

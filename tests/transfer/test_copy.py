@@ -64,8 +64,19 @@ def test_what_is_chosen_is_copied(tmp_path: Path) -> None:
 def test_a_session_whose_cache_left_keeps_its_tokens(tmp_path: Path) -> None:
     with filled(tmp_path / "a") as source, KVStore(tmp_path / "b", identity(), config()) as target:
         source.delete(tokens_of(1, 21))
-        assert copy_store(source, target).short == 1
+        assert copy_store(source, target).short == 0  # all that the source has came
         assert target.session("alice").tokens.tolist() == tokens_of(1, 21).tolist()
+
+
+def test_a_session_that_has_a_token_more_than_its_cache_is_whole(tmp_path: Path) -> None:
+    """As `generate` saves it: nothing was ever computed for the last token of an answer."""
+    with filled(tmp_path / "a") as source, KVStore(tmp_path / "b", identity(), config()) as target:
+        source.session("chat").save(tokens_of(6, 10), kv_of(tokens_of(6, 10)), then=[7])
+        for new in (21 + 21 + 9 + 7 + 10, 0):
+            report = copy_store(source, target)
+            assert (report.sequences, report.sessions, report.short, report.new_tokens) == (5, 3, 0, new)
+        session = target.session("chat")
+        assert (session.tokens.tolist(), session.resume().tokens) == ([*tokens_of(6, 10), 7], 10)  # type: ignore[union-attr]
 
 
 def test_stores_of_two_models_are_not_merged(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ def restore(model: Any, data: bytes, *, predictor: Predictor | None = None) -> R
             than the one that archived.
         UnsupportedModel, ValueError: see `archive`.
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise ValueError(f"data: expected the bytes of an archive, found {type(data).__name__}")
     identity, layout = _checked(model)
     found = Archive.parse(data)
     if found.codec not in (TOKENS, SPECULATIVE) or (found.codec == TOKENS and found.body):
