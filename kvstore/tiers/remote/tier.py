@@ -8,7 +8,7 @@ what it brings goes on as records in memory, checked before anybody sees them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvstore.core.explanation import Reason
 from kvstore.core.workers import Task, Workers
@@ -322,17 +322,19 @@ class RemoteTier:
         deadline = self.clock() + self.config.write_timeout_s
         self._workers.start(Task(self.read, key, most_bytes, deadline))
 
-    def suspects(self, keys: Sequence[bytes], expiries: Sequence[float], there: Collection[bytes]) -> list[bytes]:
-        """Return the keys of values that may live so much shorter than their blocks here that they are to be replaced.
-        Asks nobody, but of values in parcels, which are read when they are replaced, the lives that are not known.
+    def suspects(self, keys: Sequence[bytes], expiries: Sequence[float], there: Iterable[bytes]) -> list[bytes]:
+        """Return the keys of values that may live so much shorter than their blocks here that they are to be replaced,
+        which `is_outlived` finds out. Asks nobody.
+
+        They are those that are known to, and those of which nothing is known, if their blocks have a `ttl` or others of
+        the sequence are known to; of such in one parcel the last stands for all.
 
         Args:
             keys: of blocks that follow each other.
             expiries: when their lives end here, 0 for never.
-            there: those of which values are there: only of these lives are looked for that are not known, and only of
-                blocks that do not live for ever or follow one that was found to be outlived.
+            there: those of which values are there.
         """
-        now = time.time()
+        now, there = time.time(), frozenset(there)
         lives = [self._lives.of(key) for key in keys]
         known = [life is not None and outlives(expiry, life, now) for life, expiry in zip(lives, expiries, strict=True)]
         met, found = any(known), list[bytes]()
