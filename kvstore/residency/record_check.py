@@ -47,20 +47,24 @@ class RecordCheck:
 
     def check(self, disk: DiskTier, survey: Survey) -> tuple[int, int, list[str]]:
         """Return (records read; those of them that cannot be decoded here; what is wrong with them). Records that left
-        since the survey are skipped."""
+        since the survey are skipped, and what a writer process moved while it was read is read again."""
         names = {number: digest for digest, number in survey.namespaces.items()}
         found: list[str] = []
         keys: dict[int, bytes] = {}
         donors: dict[int, tuple[tuple[int, bytes], ...]] = {}
         ends: dict[bytes, int] = {}  # a record that ends with a key, once its whole chain of keys is verified
         numbers = survey.scan.entries["record"].tolist()
-        read = unreadable = 0
-        for first in range(0, len(numbers), _AT_ONCE):
-            entries = [entry for entry in disk.locate(numbers[first : first + _AT_ONCE]) if entry is not None]
+        read = unreadable = begin = 0
+        while begin < len(numbers):
+            entries = [entry for entry in disk.locate(numbers[begin : begin + _AT_ONCE]) if entry is not None]
+            begin += _AT_ONCE
             try:
                 for entry in entries:
-                    read += 1
                     problem, header = self._read(disk, entry, names.get(entry.namespace), ends)
+                    if problem and disk.read_only and self._left(disk, entry):
+                        numbers.append(entry.record)
+                        continue
+                    read += 1
                     if problem:
                         found.append(f"record {entry.record}: {problem}")
                     elif header is not None:
@@ -92,6 +96,11 @@ class RecordCheck:
         except DamagedRecord as damage:
             return f"damaged: {damage}", None
         return self._compare(entry, header, namespace) or self._chain_problem(entry.record, header, ends), header
+
+    def _left(self, disk: DiskTier, entry: Entry) -> bool:
+        """Whether a record is not where it was any more: a writer process removes and moves what is read here."""
+        now = disk.known([entry.record])[0]
+        return now is None or now.extent != entry.extent
 
     def _compare(self, entry: Entry, header: RecordHeader, namespace: bytes | None) -> str:
         if chain_key(header.parent, header.tokens) != header.key:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +20,7 @@ from kvstore import KVStore
 from kvstore.core.session_record import SessionChange
 from kvstore.tiers.disk.segment import Segment
 from kvstore.tiers.disk.segment_file import segment_header
+from kvstore.tiers.disk.tier import DiskTier
 
 TEXT = family_stores.passage(1)
 MEMBER = family_stores.behind(10, TEXT)
@@ -339,3 +342,36 @@ def test_what_another_call_is_about_to_remove_is_no_problem(
         other.join()
     small_stores.all_is_well(store)
     assert residency.census().leaving == frozenset()
+
+
+_WRITER = """
+import sys
+import small_stores
+with small_stores.KVStore(sys.argv[1], small_stores.IDENTITY, small_stores.config(host=0)) as store:
+    store.delete(small_stores.tokens_of(1, 21), erase=True)
+    if sys.argv[2] == "moved":
+        store.compact()
+"""
+
+
+@pytest.mark.parametrize("harm", ["erased", "moved"])
+def test_what_leaves_or_moves_while_a_reader_checks_it_is_no_damage(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    really, done = DiskTier.read, list[int]()
+    with small_stores.scratch() as folder:
+        path, sequences = folder / "store", [small_stores.tokens_of(number, 21) for number in range(1, 5)]
+        with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+            for tokens in sequences:
+                small_stores.put(store, tokens)
+
+        def read(disk: DiskTier, *arguments: Any) -> None:
+            if not done:  # by now it was asked where all of them lie
+                command = [sys.executable, "-c", _WRITER, str(path), harm]
+                done.append(subprocess.run(command, cwd=Path(small_stores.__file__).parent, check=True).returncode)
+            really(disk, *arguments)
+
+        with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(DiskTier, "read", read)
+                found = reader.check(deep=True)
+            assert (done, found.problems, found.verified_records) == ([0], (), 3 * 6)
+            assert all(small_stores.stored(reader, tokens) == len(tokens) for tokens in sequences[1:])
