@@ -39,6 +39,11 @@ class HostRecord(Source):
         return self.buffer.capacity
 
     @property
+    def data(self) -> memoryview:
+        """All bytes of the record, without the padding; a view, good as long as the record is referred to."""
+        return self.buffer.view[: self.header.record_bytes]
+
+    @property
     def payload(self) -> memoryview:
         """The coded layers; a view, not a copy."""
         return payload_of(self.header, self.buffer.view)

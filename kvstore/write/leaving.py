@@ -27,16 +27,6 @@ class LeavingRecord:
     parent: int
 
     @property
-    def data(self) -> memoryview:
-        """Its bytes; good as long as this object is referred to."""
-        return self.record.buffer.view[: self.record.header.record_bytes]
-
-    @property
-    def profile(self) -> bytes:
-        """Id of the profile that it needs; zeros for none."""
-        return self.record.header.profile
-
-    @property
     def life_s(self) -> float | None:
         """How long it is of use; None: for ever."""
         expiry = self.record.header.expiry

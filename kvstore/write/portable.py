@@ -34,16 +34,6 @@ class Portable:
     record: HostRecord
     life_s: float | None
 
-    @property
-    def data(self) -> memoryview:
-        """Its bytes; good as long as this object is referred to."""
-        return self.record.buffer.view[: self.record.header.record_bytes]
-
-    @property
-    def profile(self) -> bytes:
-        """Id of the profile that it needs; zeros for none."""
-        return self.record.header.profile
-
 
 @dataclass(frozen=True)
 class PortableRecords:

@@ -263,7 +263,7 @@ class Uploader:
                 return True
             over = not absent and header.key in suspects and self._tier.is_outlived(header.key, header.expiry)
             if (absent or over) and not self._tier.write(
-                header.key, leaving.data, header.profile, leaving.life_s, over
+                header.key, leaving.record.data, header.profile, leaving.life_s, over
             ):
                 if not self._tier.takes_writes:
                     return False
@@ -325,4 +325,5 @@ class Uploader:
         found = self._portable(record, parent_key)
         if found is None:
             return None
-        return self._tier.write(key, found.data, found.profile, found.life_s, over)
+        whole = found.record
+        return self._tier.write(key, whole.data, whole.header.profile, found.life_s, over)

@@ -9,6 +9,7 @@ from enum import Enum
 from kvstore.core.keys import chain_keys
 from kvstore.metrics import Metric
 from kvstore.residency.residency import Residency
+from kvstore.tiers.host import HostRecord
 from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.leaving import LeavingRecord, LeavingRecords
 from kvstore.write.portable import Portable, PortableRecords
@@ -43,12 +44,12 @@ class _Gathered:
     @property
     def data(self) -> list[memoryview]:
         """The bytes of the records; good as long as this object is referred to."""
-        return [each.data for each in self.found]
+        return [each.record.data for each in self.found]
 
     @property
     def profiles(self) -> list[bytes]:
         """Ids of the profiles that they need."""
-        return [each.profile for each in self.found]
+        return [each.record.header.profile for each in self.found]
 
     @property
     def lives_s(self) -> list[float | None]:
@@ -190,19 +191,23 @@ class ParcelUpload:
         by_key = {row.key: row for row in rows}
         expiries = {row.key: self._expiry(row) for row in rows}
 
-        def take(key: bytes) -> Portable | LeavingRecord | None:
+        def take(key: bytes) -> tuple[HostRecord, float | None] | None:
             found = self._record(by_key[key])
-            return None if isinstance(found, _Stop) else found
+            return None if isinstance(found, _Stop) else (found.record, found.life_s)
 
         keys, done = list(by_key), set[bytes]()
         for key in self.tier.suspects(keys, list(expiries.values()), keys[:held]):
-            known = self.tier.life(key) is not None
-            if key in done or self.is_closing() or not (known or self.tier.is_outlived(key, expiries[key])):
+            if key in done or self.is_closing():
                 continue
-            found = None if self.tier.is_in_parcel(key) else take(key)
-            if found is not None and self.tier.is_outlived(key, expiries[key]):
-                self.tier.write(key, found.data, found.profile, found.life_s, over=True)
-            done.update(self.tier.renew_parcel(key, expiries, take))
+            in_parcel = self.tier.is_in_parcel(key)  # all of which is read if it is known to be outlived
+            known = in_parcel and self.tier.life(key) is not None
+            if not (known or self.tier.is_outlived(key, expiries[key])):
+                continue
+            if in_parcel:
+                done.update(self.tier.renew_parcel(key, expiries, take))
+            elif taken := take(key):
+                record, life_s = taken
+                self.tier.write(key, record.data, record.header.profile, life_s, over=True)
 
     def _expiry(self, row: _Row) -> float:
         """When the life of a row's block ends here, 0 for never."""

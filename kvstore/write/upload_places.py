@@ -165,7 +165,7 @@ class PlaceUpload:
                 return None
             header, life_s = found.record.header, found.life_s
             lives += [] if life_s is None else [life_s]
-            if not tier.write(row.part, found.data, header.profile, life_s, over=row.part in outlived):
+            if not tier.write(row.part, found.record.data, header.profile, life_s, over=row.part in outlived):
                 return self._refused(len(rows) - i)
         if place in absent or is_stale:
             state_bytes = self._state_bytes(namespace, rows[-1])

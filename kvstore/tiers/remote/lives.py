@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 
 _MOST = 1 << 16  # of about 150 bytes each
@@ -23,6 +24,11 @@ def outlives(expiry: float, there: float, now: float) -> bool:
     if not there:
         return False
     return not expiry or expiry - now > _MORE * max(0.0, there - now)
+
+
+def end_of(life_s: float | None) -> float:
+    """Return when a life ends that has so many seconds left, None for ever: seconds since 1970, 0 for never."""
+    return 0.0 if life_s is None else time.time() + life_s
 
 
 class Lives:

@@ -5,32 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvstore.core.explanation import Reason
 from kvstore.core.record import DamagedRecord, parse
 from kvstore.metrics import Metric
-from kvstore.tiers.remote.lives import outlives
+from kvstore.tiers.host import HostRecord
+from kvstore.tiers.remote.lives import end_of, outlives
 from kvstore.tiers.remote.names import parcel_of
 from kvstore.tiers.remote.parcel import ParcelHead
 from kvstore.tiers.remote.parcels import Parcels
 
-
-class Taken(Protocol):
-    """A record of this store."""
-
-    @property
-    def data(self) -> memoryview: ...
-
-    @property
-    def profile(self) -> bytes: ...
-
-    @property
-    def life_s(self) -> float | None: ...
-
-
-Take = Callable[[bytes], Taken | None]
-"""Gives the record of a block, by its key; None if it cannot be had now."""
+Take = Callable[[bytes], tuple[HostRecord, float | None] | None]
+"""Gives the record of a block, by its key, and how long it is of use, None for ever; None if it cannot be had now."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +50,15 @@ class ParcelRenewal:
         data = memoryview(bytearray(head.nbytes))
         if parcels.calls.read_part(name, parcels.head_bytes, [data], self._deadline()) != head.nbytes:
             return head.keys
-        parts, sizes, lives, new = list[memoryview | bytes](), list[int](), list[float](), dict[bytes, Taken]()
+        parts, sizes, lives, new = list[memoryview | bytes](), list[int](), list[float](), list[HostRecord]()
         for key, offset, nbytes in zip(head.keys, head.offsets, head.sizes, strict=True):
             old = data[offset : offset + nbytes]
             life = self._life(key, old)
             taken = take(key) if self._is_outlived(key, life, expiries) else None
-            if taken is not None and self.send(taken.profile):
-                new[key], life = taken, 0.0 if taken.life_s is None else time.time() + taken.life_s
-                here = parcels.sealed(parcels.names.block(key), taken.data)
+            if taken is not None and self.send(taken[0].header.profile):
+                new.append(taken[0])
+                life = end_of(taken[1])
+                here = parcels.sealed(parcels.names.block(key), taken[0].data)
             else:
                 here = [old]
             parts += here
@@ -83,7 +70,7 @@ class ParcelRenewal:
             parcels.lives.note(key, life)
         parcels.metrics.add(Metric.REMOTE_REPLACED, len(new))
         parcels.metrics.add(Metric.REMOTE_WRITTEN_RECORDS, len(new))
-        parcels.metrics.add(Metric.REMOTE_WRITTEN_BYTES, sum(taken.data.nbytes for taken in new.values()))
+        parcels.metrics.add(Metric.REMOTE_WRITTEN_BYTES, sum(record.header.record_bytes for record in new))
         return head.keys
 
     def _write(self, name: str, head: ParcelHead, parts: list[memoryview | bytes], lives: list[float]) -> bool:

@@ -20,7 +20,7 @@ from kvstore.tiers.remote.calls import RemoteCalls
 from kvstore.tiers.remote.fetching import Check, Fetched, RemoteFetcher
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.listing import Listing
-from kvstore.tiers.remote.lives import Lives, outlives
+from kvstore.tiers.remote.lives import Lives, end_of, outlives
 from kvstore.tiers.remote.names import RemoteNames, parcel_of
 from kvstore.tiers.remote.parcel import ParcelHead, group_of
 from kvstore.tiers.remote.parcel_erase import ParcelErasure
@@ -226,7 +226,7 @@ class RemoteTier:
         new = self._put(self._names.block(key), record, self._ttl_s(life_s), over)
         self._metrics.add(Metric.REMOTE_REPLACED, int(over and bool(new)))
         if new:
-            self._lives.note(key, _expiry(life_s))
+            self._lives.note(key, end_of(life_s))
         if self.listing is not None:
             self.listing.add([key])  # after: one that began meanwhile may have passed it. It may be there if it failed
         if new is None:
@@ -279,7 +279,7 @@ class RemoteTier:
             return 0
         lives = [life_s for life_s in lives_s if life_s is not None]
         longest = max(lives) if len(lives) == len(lives_s) else None
-        done = self._parcels.write(keys, records, self._ttl_s(longest), list(map(_expiry, lives_s)))
+        done = self._parcels.write(keys, records, self._ttl_s(longest), list(map(end_of, lives_s)))
         if done == 0:  # what has its name is no parcel: the block comes as a value of its own
             return int(self.write(keys[0], records[0], profiles[0], lives_s[0]))
         self._fresh.note(keys[: done or 0], True)
@@ -431,8 +431,3 @@ class RemoteTier:
         self._link.close()
         self._workers.close(cancel=True, timeout_s=_CLOSING_S)
         self.profiles.close()
-
-
-def _expiry(life_s: float | None) -> float:
-    """When a life ends, seconds since 1970, 0 for never."""
-    return 0.0 if life_s is None else time.time() + life_s
