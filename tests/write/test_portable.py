@@ -20,8 +20,8 @@ def test_its_bytes_stay_while_others_take_buffers(tmp_path: Path) -> None:
         root = engine.getter.lookup.root(namespace_digest(b""))
         found = engine.remote.uploader._portable(1, root)
         assert found is not None
-        before = bytes(found.data)
+        before = bytes(found.record.data)
         taken = [engine.pool.take(len(before)) for _ in range(64)]
         for buffer in taken:
             buffer.view[:] = b"\xff" * len(before)
-        assert bytes(found.data) == before
+        assert bytes(found.record.data) == before
