@@ -138,7 +138,7 @@ def _lateness(rows: Rows, case: str, engine: RemoteEngine, calls: int) -> None:
     for _ in range(calls):
         for call in (
             lambda: engine.get_into(KEYS[0], buffer, TIMEOUT_S),
-            lambda: engine.put_if_absent(KEYS[1], [VALUE] * 8, TIMEOUT_S),
+            lambda: engine.put(KEYS[1], [VALUE] * 8, TIMEOUT_S),
             lambda: engine.exist(KEYS, TIMEOUT_S),
         ):
             begin = time.perf_counter()

@@ -39,7 +39,7 @@ class Ours:
         assert self._engine.get_into(key, self._buffer, LONG_S) == MIB
 
     def put(self, key: str, value: bytes) -> None:
-        assert self._engine.put_if_absent(key, [value], LONG_S)
+        assert self._engine.put(key, [value], LONG_S)
 
     def remove(self, key: str) -> None:
         self._engine.delete([key], LONG_S)

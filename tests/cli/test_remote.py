@@ -51,7 +51,7 @@ def test_verify_names_what_is_damaged_and_gc_removes_it_with_what_it_cuts_off(tm
     engine = open_engine(url)
     value = next(value for value in survey(engine, LONG_S) if value.depth == 4 * small.BLOCK)
     engine.delete([value.name], LONG_S)
-    engine.put_if_absent(value.name, [b"x" * 400], LONG_S)
+    engine.put(value.name, [b"x" * 400], LONG_S)
     found = _run(3, "verify", url)
     assert (len(found["problems"]), found["unreachable"], value.name in found["problems"][0]) == (1, 2, True)
     assert _run(0, "gc", url)["removed"] == 0  # without --yes

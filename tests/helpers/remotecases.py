@@ -125,7 +125,7 @@ def failures(
     found = []
     for call in (
         lambda: engine.get_into("kvs1/a", memoryview(bytearray(9)), timeout_s),
-        lambda: engine.put_if_absent("kvs1/b", [bytes(nbytes)], timeout_s),
+        lambda: engine.put("kvs1/b", [bytes(nbytes)], timeout_s),
         lambda: engine.exist(["kvs1/a", "kvs1/b"], timeout_s),
         *more,
         lambda: engine.delete(["kvs1/c"], timeout_s),
@@ -138,7 +138,7 @@ def failures(
 
 
 def put(engine: RemoteEngine, key: str, *parts: bytes, ttl_s: float | None = None) -> bool:
-    return engine.put_if_absent(key, parts, LONG_S, ttl_s)
+    return engine.put(key, parts, LONG_S, ttl_s)
 
 
 def get(engine: RemoteEngine, key: str, room: int = 1 << 20) -> bytes | None:

@@ -105,7 +105,7 @@ def test_a_damaged_parcel_goes_as_a_whole(tmp_path: Path, remote: RemoteConfig) 
             assert small.stored(other, TOKENS) == len(TOKENS)
         for name, value in before.items():
             engine.delete([name], LONG_S)
-            engine.put_if_absent(name, [value[:8], b"?" * 8, value[16:]], LONG_S)
+            engine.put(name, [value[:8], b"?" * 8, value[16:]], LONG_S)
         store.delete(TOKENS, erase=True)
     for number in range(2, 7):
         assert not _has(remote, TOKENS[number * BLOCK : (number + 1) * BLOCK])
@@ -140,7 +140,7 @@ def test_where_the_rest_cannot_be_written_again_it_is_a_miss(
             raise RemoteUnavailable("planned")
 
         with monkeypatch.context() as patch:
-            patch.setattr(MemoryEngine, "put_if_absent", fail)
+            patch.setattr(MemoryEngine, "put", fail)
             result = store.delete(TOKENS, erase=True)
         assert (result.remote_blocks, result.remote_left) == (5, 0)
     assert _stored(tmp_path / "b", remote, OTHER) == 0

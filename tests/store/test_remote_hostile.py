@@ -39,7 +39,7 @@ def _read(engine: RemoteEngine, name: str) -> tuple[bytearray, RecordHeader]:
 
 def _replace(engine: RemoteEngine, name: str, value: bytes | bytearray) -> None:
     engine.delete([name], LONG_S)
-    assert engine.put_if_absent(name, [bytes(value)], LONG_S)
+    assert engine.put(name, [bytes(value)], LONG_S)
 
 
 def _sealed(value: bytearray, header: RecordHeader, **changes: object) -> bytes:

@@ -107,14 +107,14 @@ def test_a_listing_that_fails_says_nothing(
 def test_what_this_store_writes_while_a_listing_passes_is_found(
     tmp_path: Path, remote: RemoteConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, writing, goes_on = MemoryEngine.put_if_absent, threading.Event(), threading.Event()
+    write, writing, goes_on = MemoryEngine.put, threading.Event(), threading.Event()
 
     def slowly(self: MemoryEngine, *arguments: Any) -> bool:
         writing.set()
         goes_on.wait(60)
         return write(self, *arguments)
 
-    monkeypatch.setattr(MemoryEngine, "put_if_absent", slowly)
+    monkeypatch.setattr(MemoryEngine, "put", slowly)
     with rc.open_store(tmp_path / "a", remote) as store:
         listing = listed(store)
         small.put(store, TOKENS)

@@ -187,7 +187,7 @@ def test_a_place_whose_records_the_server_lost_is_written_anew(tmp_path: Path) -
         place = Place.unpack(bytes(buffer[:size]))
         other = replace(place, cuts=(*place.cuts[:-1], place.cuts[-1] + 1))
         engine.delete([name], 60.0)
-        engine.put_if_absent(name, [other.pack()], 60.0)
+        engine.put(name, [other.pack()], 60.0)
     with open_store(tmp_path / "b", layout, remote=remote) as store:
         assert got(store, ids, layout) == 0
         put(store, ids, layout)
@@ -244,7 +244,7 @@ def test_what_cannot_be_written_leaves_what_is_there(
             broken.setattr(PortableRecords, "__call__", lambda *_: None)
             turn(store, ttl=None)
         with monkeypatch.context() as broken:
-            broken.setattr(MemoryEngine, "replace", _refuse)
+            broken.setattr(MemoryEngine, "put", _refuse)
             turn(store, ttl=None)
         assert "remote_replaced" not in rs.counters(store)
         assert elsewhere(tmp_path / "b", remote) == len(TOKENS)
@@ -278,7 +278,7 @@ def test_a_put_while_its_sequence_is_written_counts(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote, begun, go_on = rs.settings(f"memory:{tmp_path.name}"), threading.Event(), threading.Event()
-    really = MemoryEngine.put_if_absent
+    really = MemoryEngine.put
 
     def slow(engine: MemoryEngine, *arguments: Any) -> bool:
         done = really(engine, *arguments)
@@ -288,7 +288,7 @@ def test_a_put_while_its_sequence_is_written_counts(
 
     with rs.open_store(tmp_path / "a", remote) as store:
         with monkeypatch.context() as held:
-            held.setattr(MemoryEngine, "put_if_absent", slow)
+            held.setattr(MemoryEngine, "put", slow)
             small.put(store, TOKENS, ttl=HOUR)
             assert begun.wait(60)
             small.put(store, TOKENS)

@@ -176,14 +176,14 @@ def test_two_writers_of_one_group_at_once(
 ) -> None:
     """One writes a parcel after the other one looked: what that holds is there, and the rest makes the next one."""
     other = np.concatenate([TOKENS[: 2 * BLOCK], small.tokens_of(2, BLOCK)])
-    put, is_first = MemoryEngine.put_if_absent, [True]
+    put, is_first = MemoryEngine.put, [True]
 
     def late(self: MemoryEngine, *arguments: Any) -> bool:
         if is_first.pop() if is_first else False:
             rs.filled(tmp_path / "other", remote, other)
         return put(self, *arguments)
 
-    monkeypatch.setattr(MemoryEngine, "put_if_absent", late)
+    monkeypatch.setattr(MemoryEngine, "put", late)
     with rs.open_store(tmp_path / "a", remote) as store:
         small.put(store, TOKENS)
         assert store.flush(remote=True).remote_due == 0
@@ -253,7 +253,7 @@ def _replace(remote: RemoteConfig, number: int, change: Callable[[bytearray, Par
 def _put_instead(remote: RemoteConfig, name: str, value: bytes | bytearray) -> None:
     engine = open_engine(remote.url)
     engine.delete([name], LONG_S)
-    assert engine.put_if_absent(name, [bytes(value)], LONG_S)
+    assert engine.put(name, [bytes(value)], LONG_S)
 
 
 def _flipped(bit: int) -> Callable[[bytearray, ParcelHead], bytearray]:
@@ -351,7 +351,7 @@ def test_a_parcel_that_went_is_a_miss_and_found_when_it_is_back(tmp_path: Path, 
         engine.delete([name], LONG_S)
         assert small.stored(store, TOKENS) == 4 * BLOCK
         assert rs.counters(store)["remote_gone"] == 1
-        engine.put_if_absent(name, [head.first(2).pack(), value[HEAD_BYTES : HEAD_BYTES + sum(head.sizes[:2])]], LONG_S)
+        engine.put(name, [head.first(2).pack(), value[HEAD_BYTES : HEAD_BYTES + sum(head.sizes[:2])]], LONG_S)
         assert small.stored(store, TOKENS) == 6 * BLOCK
 
 

@@ -171,7 +171,7 @@ def do_harm(engine: RemoteEngine, names: list[str], harm: str) -> None:
         value = bytearray(values[number])
         value[len(value) // 2] ^= harm == "bit"
         if harm != "gone":
-            engine.put_if_absent(name, [{"short": value[:-3], "another": values[number - 1]}.get(harm, value)], 60)
+            engine.put(name, [{"short": value[:-3], "another": values[number - 1]}.get(harm, value)], 60)
 
 
 def read(engine: RemoteEngine, name: str) -> bytes:
@@ -274,7 +274,7 @@ def test_a_forged_place_is_a_counted_miss(tmp_path: Path, remote: RemoteConfig, 
             (name,) = (name for name in set(engine.list("kvs1/", 60)) - before if name.endswith(".place"))
             forged = replace(Place.unpack(read(engine, name)), **FORGED[case])
             engine.delete([name], 60)
-            engine.put_if_absent(name, [forged.pack()], 60)
+            engine.put(name, [forged.pack()], 60)
     with open_store(tmp_path / "b", layout, remote=remote) as store:
         for number, ids in enumerate(sequences.values(), start=1):
             assert (store.get(ids), rc.counters(store)["remote_damaged"]) == (None, number)

@@ -80,7 +80,7 @@ def test_a_profile_that_is_another_is_refused(tmp_path: Path) -> None:
     remote = rs.settings(f"memory:{tmp_path.name}", deadline_s=60.0)
     _fill(tmp_path, remote)
     name, engine = _lose_profile(remote), open_engine(remote.url)
-    engine.put_if_absent(name, [stores.save(1, tmp_path).read_bytes()], LONG_S)
+    engine.put(name, [stores.save(1, tmp_path).read_bytes()], LONG_S)
     with _open(tmp_path / "b", remote) as store:
         assert stores.stored(store, TOKENS) == 0
         counts = rs.counters(store)

@@ -78,14 +78,7 @@ class RemoteCalls:
 
     def put(self, name: str, parts: Sequence[Part], ttl_s: float | None, over: bool = False) -> bool | None:
         """Write a value, unless there is one, which `over` replaces; return whether it was, None if that failed."""
-
-        def replace(engine: RemoteEngine, left_s: float) -> bool:
-            engine.replace(name, parts, left_s, ttl_s)
-            return True
-
-        if over:
-            return self._write(name, replace)
-        return self._write(name, lambda e, left_s: e.put_if_absent(name, parts, left_s, ttl_s))
+        return self._write(name, lambda e, left_s: e.put(name, parts, left_s, ttl_s, over))
 
     def touch(self, names: Sequence[str], ttl_s: float) -> bool:
         """Let values of one server live on; return whether that was done."""

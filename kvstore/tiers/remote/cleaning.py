@@ -214,7 +214,7 @@ def _shorten(engine: RemoteEngine, name: str, count: int, timeout_s: float, seal
     first = head.first(count)
     packed = [first.pack()] if sealer is None else sealer.seal(name, first.pack())
     engine.delete([name], timeout_s)
-    engine.put_if_absent(name, [*packed, data[begin : begin + first.nbytes]], timeout_s)
+    engine.put(name, [*packed, data[begin : begin + first.nbytes]], timeout_s)
 
 
 def _has_news(engine: RemoteEngine, values: Sequence[Value], timeout_s: float) -> bool:

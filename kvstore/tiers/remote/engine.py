@@ -70,29 +70,29 @@ class RemoteEngine(Protocol):
         """
         ...
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
         """Store the parts, one after the other, as one value; readers see all of it or nothing.
 
         Args:
             ttl_s: it may expire after so long; None: it stays until the server evicts it.
+            over: replace a value that may be there. Readers see all of one of the two, or, where the server cannot do
+                that, nothing for a moment.
 
         Returns:
-            False if there is a value under this key already; it stays as it is.
+            False if there is a value under this key already, and not `over`; it stays as it is.
 
         Raises:
             RemoteTooLarge: the value is larger than `limits.max_value_bytes`. Nothing was sent.
             RemoteFull: the server has no room.
             RemoteError: anything else. The value may be there or not. The parts are not read any more.
         """
-        ...
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        """Store the parts as one value, in place of one that may be there; readers see all of one of them, or, where
-        the server cannot do that, nothing for a moment. Otherwise as `put_if_absent`."""
         ...
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:

@@ -133,7 +133,7 @@ class RemoteProfiles:
             call(lambda e, left: e.touch([name], ttl_s, left))
         else:
             parts = [data] if self._sealer is None else self._sealer.seal(name, data)
-            if call(lambda e, left: e.put_if_absent(name, parts, left, ttl_s)):
+            if call(lambda e, left: e.put(name, parts, left, ttl_s)):
                 self._metrics.add(Metric.REMOTE_WRITTEN_PROFILES)
         self._fresh.note([profile], True)
 

@@ -29,7 +29,7 @@ def test_a_value_comes_back_as_it_was_put(engine: RemoteEngine) -> None:
 
 def test_parts_of_any_kind_make_one_value(engine: RemoteEngine) -> None:
     numbers = memoryview(bytes(range(16))).cast("I")
-    assert engine.put_if_absent("kvs1/parts", [b"", b"ab", numbers, b"", memoryview(bytearray(b"cd"))], LONG_S)
+    assert engine.put("kvs1/parts", [b"", b"ab", numbers, b"", memoryview(bytearray(b"cd"))], LONG_S)
     assert get(engine, "kvs1/parts") == b"ab" + bytes(range(16)) + b"cd"
     many = [bytes([i % 256]) * (i % 7) for i in range(3000)]
     assert put(engine, "kvs1/many", *many)
@@ -129,13 +129,13 @@ def test_a_value_is_never_replaced(engine: RemoteEngine) -> None:
 
 def test_but_where_that_is_asked_for(engine: RemoteEngine) -> None:
     for value in (b"new", b"another, longer", b"", b"x" * 70_001):
-        engine.replace("kvs1/a", [value[:2], value[2:]], LONG_S, ttl_s=LONG_S)
+        assert engine.put("kvs1/a", [value[:2], value[2:]], LONG_S, LONG_S, over=True)
         assert get(engine, "kvs1/a") == value
         assert not put(engine, "kvs1/a", b"never")
-    engine.replace("kvs1/a", [b"for ever"], LONG_S)
+    assert engine.put("kvs1/a", [b"for ever"], LONG_S, over=True)
     assert (get(engine, "kvs1/a"), list(engine.list("kvs1/a", LONG_S))) == (b"for ever", ["kvs1/a"])
     with pytest.raises(RemoteTimeout):
-        engine.replace("kvs1/a", [b"late"], 0)
+        engine.put("kvs1/a", [b"late"], 0, over=True)
     assert get(engine, "kvs1/a") == b"for ever"
 
 
@@ -203,7 +203,7 @@ def test_what_is_no_key_is_refused(engine: RemoteEngine, key: str) -> None:
 def test_no_time_is_a_timeout(engine: RemoteEngine) -> None:
     for call in (
         lambda: engine.get_into("kvs1/a", memoryview(bytearray(1)), 0),
-        lambda: engine.put_if_absent("kvs1/a", [b"x"], 0),
+        lambda: engine.put("kvs1/a", [b"x"], 0),
         lambda: engine.exist(["kvs1/a"], 0),
         lambda: engine.delete(["kvs1/a"], 0),
         lambda: list(engine.list("kvs1/", 0)),
@@ -223,7 +223,7 @@ def test_a_timeout_is_a_finite_number(engine: RemoteEngine, timeout_s: float) ->
 def test_larger_values_than_the_limit_are_not_sent(engine: RemoteEngine) -> None:
     part = bytes(1 << 20)
     with pytest.raises(RemoteTooLarge):
-        engine.put_if_absent("kvs1/a", [part] * (engine.limits.max_value_bytes // len(part) + 1), LONG_S)
+        engine.put("kvs1/a", [part] * (engine.limits.max_value_bytes // len(part) + 1), LONG_S)
     assert engine.exist(["kvs1/a"], LONG_S) == [False]
 
 

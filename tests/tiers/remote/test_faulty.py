@@ -73,7 +73,7 @@ def test_calls_that_fail_and_writes_to_a_full_server() -> None:
 def test_calls_that_hang_take_all_of_their_time_and_may_have_happened() -> None:
     with opened("memory:faulty-hang", faults=FaultPlan(hanging=1.0)) as engine:
         with pytest.raises(RemoteTimeout):
-            engine.put_if_absent("kvs1/a", [b"a"], 0.01)
+            engine.put("kvs1/a", [b"a"], 0.01)
         engine.plan = FaultPlan()  # type: ignore[attr-defined]
         assert get(engine, "kvs1/a") == b"a"
 

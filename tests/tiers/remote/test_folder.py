@@ -73,7 +73,7 @@ def test_calls_to_a_file_server_that_hangs_are_late_and_leave_the_callers_memory
         with pytest.raises(RemoteTimeout):
             engine.get_into("kvs1/a", memoryview(buffer), SOON_S)
         with pytest.raises(RemoteTimeout):
-            engine.put_if_absent("kvs1/b", [memoryview(part)], SOON_S)
+            engine.put("kvs1/b", [memoryview(part)], SOON_S)
         part[:] = b"other"
         fs.goes_on.set()
         assert fs.done.acquire(timeout=HANGS_S)  # the temporary file of the write that was given up

@@ -59,7 +59,7 @@ def test_calls_end_in_time_when_the_master_died(server: Mooncake) -> None:
         server.master.wait()
         for call in (
             lambda: engine.get_into("kvs1/a", memoryview(bytearray(9)), 0.3),
-            lambda: engine.put_if_absent("kvs1/b", [b"x"], 0.3),
+            lambda: engine.put("kvs1/b", [b"x"], 0.3),
             lambda: engine.exist(["kvs1/a"], 0.3),
         ):
             begin = time.monotonic()

@@ -63,7 +63,7 @@ class FaultyEngine:
     Example:
         >>> from kvstore.tiers.remote.engines.memory import MemoryEngine
         >>> engine = FaultyEngine(MemoryEngine("faults"), FaultPlan(missing=1.0))
-        >>> engine.put_if_absent("kvs1/a", [b"value"], timeout_s=1), engine.exist(["kvs1/a"], timeout_s=1)
+        >>> engine.put("kvs1/a", [b"value"], timeout_s=1), engine.exist(["kvs1/a"], timeout_s=1)
         (True, [False])
         >>> engine.stats()["faults_missing"]
         1
@@ -99,21 +99,18 @@ class FaultyEngine:
                 return None
             return scatter(value[: self._spoilt(value, size)], buffers)
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
         with self._call(timeout_s) as left_s:
             if self._hits("full"):
                 raise RemoteFull("planned: the server is full")
-            return self._engine.put_if_absent(key, parts, left_s, ttl_s)
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        with self._call(timeout_s) as left_s:
-            if self._hits("full"):
-                raise RemoteFull("planned: the server is full")
-            self._engine.replace(key, parts, left_s, ttl_s)
+            return self._engine.put(key, parts, left_s, ttl_s, over)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         with self._call(timeout_s) as left_s:

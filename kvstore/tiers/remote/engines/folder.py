@@ -42,7 +42,7 @@ class FolderEngine:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     engine = FolderEngine(folder)
-        ...     engine.put_if_absent("kvs1/a", [b"value"], timeout_s=60), list(engine.list("kvs1/", timeout_s=60))
+        ...     engine.put("kvs1/a", [b"value"], timeout_s=60), list(engine.list("kvs1/", timeout_s=60))
         (True, ['kvs1/a'])
     """
 
@@ -98,17 +98,14 @@ class FolderEngine:
             self._counts.add(bytes_read=len(value))
             return scatter(value, buffers)
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
-        return self._put(key, parts, timeout_s, over=False)
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        self._put(key, parts, timeout_s, over=True)
-
-    def _put(self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, over: bool) -> bool:
         def write(views: list[memoryview], deadline: Deadline) -> bool:
             late = threading.Event()
             try:

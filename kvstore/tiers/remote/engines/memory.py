@@ -56,7 +56,7 @@ class MemoryEngine:
 
     Example:
         >>> engine = MemoryEngine("example")
-        >>> engine.put_if_absent("kvs1/a", [b"va", b"lue"], timeout_s=1)
+        >>> engine.put("kvs1/a", [b"va", b"lue"], timeout_s=1)
         True
         >>> buffer = memoryview(bytearray(8))
         >>> bytes(buffer[: engine.get_into("kvs1/a", buffer, timeout_s=1)])
@@ -103,18 +103,13 @@ class MemoryEngine:
             self._counts.add(bytes_read=size)
             return size
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> bool:
-        return self._put(key, parts, timeout_s, ttl_s, over=False)
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        self._put(key, parts, timeout_s, ttl_s, over=True)
-
-    def _put(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None, over: bool
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
         with self._counts.call():
             self._begin(timeout_s, key)

@@ -102,28 +102,20 @@ class MooncakeEngine:
             self._counts.add(bytes_read=size)
             return size
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
         def write(views: list[memoryview], deadline: Deadline) -> bool:
             # A copy: after the deadline the library may still read, and the parts are the caller's again.
             value = b"".join([_MARK, *views])
-            return self._threads.run(lambda: self._put(key, value), deadline)
+            return self._threads.run(lambda: self._put(key, value, over), deadline)
 
         return counted_put(self._counts, key, parts, self._limits.max_value_bytes, timeout_s, write)
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        def put(value: bytes) -> bool:
-            self._delete([key])  # it has no call that does both
-            return self._put(key, value)
-
-        def write(views: list[memoryview], deadline: Deadline) -> bool:
-            value = b"".join([_MARK, *views])
-            return self._threads.run(lambda: put(value), deadline)
-
-        counted_put(self._counts, key, parts, self._limits.max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         check_keys(*keys)
@@ -209,7 +201,9 @@ class MooncakeEngine:
             raise RemoteRefused(f"{self._name}: {key} was not written by this engine")
         return value[len(_MARK) :]
 
-    def _put(self, key: str, value: bytes) -> bool:
+    def _put(self, key: str, value: bytes, over: bool) -> bool:
+        if over:
+            self._delete([key])  # it has no call that does both
         client = self._open()
         there = client.is_exist(key)
         if there:

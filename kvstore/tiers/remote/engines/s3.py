@@ -133,25 +133,21 @@ class S3Engine:
             self._counts.add(bytes_read=value.nbytes)
             return scatter(value, buffers)
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
         def write(views: list[memoryview], deadline: Deadline) -> bool:
-            if not self._is_probed:
+            if not over and not self._is_probed:
                 self._probe(deadline)
             # A copy: after the deadline the library may still read, and the parts are the caller's again.
-            return self._run(lambda: self._put(key, b"".join(views)), deadline)
+            return self._run(lambda: self._put(key, b"".join(views), over), deadline)
 
         return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        def write(views: list[memoryview], deadline: Deadline) -> bool:
-            self._run(lambda: self._put_over(key, b"".join(views)), deadline)
-            return True
-
-        counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         check_keys(*keys)
@@ -220,20 +216,15 @@ class S3Engine:
                 return memoryview(b"")
             raise
 
-    async def _put(self, key: str, value: bytes) -> bool:
-        mode: Any = "create"
-        if not self._limits.has_put_if_absent:
-            mode = "overwrite"
-            if await self._is_there(key):
-                return False
+    async def _put(self, key: str, value: bytes, over: bool) -> bool:
+        mode: Any = "overwrite" if over or not self._limits.has_put_if_absent else "create"
+        if mode == "overwrite" and not over and await self._is_there(key):
+            return False
         try:
             await obstore.put_async(self._store, key, value, mode=mode, use_multipart=False)
         except (s3_errors.AlreadyExistsError, s3_errors.PreconditionError):
             return False
         return True
-
-    async def _put_over(self, key: str, value: bytes) -> None:
-        await obstore.put_async(self._store, key, value, mode="overwrite", use_multipart=False)
 
     async def _exist(self, keys: Sequence[str]) -> Sequence[bool]:
         return [written is not None for written in await self._times(keys)]

@@ -18,7 +18,7 @@ def counted_put(
     timeout_s: float,
     write: Callable[[list[memoryview], Deadline], bool],
 ) -> bool:
-    """Write a value by `write`, and count the call and the bytes; see `RemoteEngine.put_if_absent`.
+    """Write a value by `write`, and count the call and the bytes; see `RemoteEngine.put`.
 
     Args:
         write: takes the parts that have any bytes, and until when it may take; returns whether it stored them.

@@ -149,7 +149,7 @@ def test_a_server_that_hangs_is_a_timeout(name: str) -> None:
         with pytest.raises(RemoteTimeout):
             engine.get_into("kvs1/a", buffer, SOON_S)
         with pytest.raises(RemoteTimeout):
-            engine.put_if_absent("kvs1/a", [bytes(100)], SOON_S)
+            engine.put("kvs1/a", [bytes(100)], SOON_S)
         with pytest.raises(RemoteError):
             engine.exist(["kvs1/a"], SOON_S)
         assert engine.stats()["timeouts"] >= 2
@@ -158,7 +158,7 @@ def test_a_server_that_hangs_is_a_timeout(name: str) -> None:
 
 def test_a_server_that_does_not_read_is_a_timeout() -> None:
     with scripted(HELLO, silence) as server, opened(server.url) as engine, pytest.raises(RemoteTimeout):
-        engine.put_if_absent("kvs1/a", [bytes(64 << 20)], SOON_S)
+        engine.put("kvs1/a", [bytes(64 << 20)], SOON_S)
 
 
 @pytest.mark.parametrize("said", [b"", b"$", b"$1000\r\n", b"$1000\r\n" + bytes(500), b"$3\r\nabc\r"])

@@ -40,7 +40,7 @@ def test_a_server_that_hangs_is_a_timeout(tmp_path: Path) -> None:
             server.stop()
             for call in (
                 lambda: engine.get_into("kvs1/a", memoryview(bytearray(9)), SOON_S),
-                lambda: engine.put_if_absent("kvs1/b", [bytes(32 << 20)], SOON_S),
+                lambda: engine.put("kvs1/b", [bytes(32 << 20)], SOON_S),
             ):
                 with pytest.raises(RemoteTimeout):
                     call()

@@ -67,18 +67,13 @@ class ClusterEngine:
             self._counts.add(bytes_read=size or 0)
             return size
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> bool:
-        return self._put(key, parts, timeout_s, ttl_s, over=False)
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        self._put(key, parts, timeout_s, ttl_s, over=True)
-
-    def _put(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None, over: bool
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
         def write(views: list[memoryview], deadline: Deadline) -> bool:
             return self._router.one(key, deadline, lambda node, ask: node.put(key, views, deadline, ttl_s, over, ask))

@@ -70,17 +70,16 @@ class RespEngine:
             self._counts.add(bytes_read=size or 0)
             return size
 
-    def put_if_absent(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        timeout_s: float,
+        ttl_s: float | None = None,
+        over: bool = False,
     ) -> bool:
-        write = partial(self._node.put, key, ttl_s=ttl_s, over=False)
+        write = partial(self._node.put, key, ttl_s=ttl_s, over=over)
         return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
-
-    def replace(
-        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
-    ) -> None:
-        write = partial(self._node.put, key, ttl_s=ttl_s, over=True)
-        counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         return [count > 0 for count in self._each("EXISTS", keys, timeout_s)]

@@ -50,7 +50,7 @@ class Node:
         over: bool,
         asking: bool = False,
     ) -> bool:
-        """See `RemoteEngine.put_if_absent`, and `replace` for `over`."""
+        """See `RemoteEngine.put`."""
         size = sum(view.nbytes for view in views)
         options = [] if over else ["NX"]
         options += [] if ttl_s is None else ["PX", str(max(1, int(ttl_s * 1000)))]
