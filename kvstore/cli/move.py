@@ -79,9 +79,10 @@ def _tell(report: CopyReport, as_json: bool, more: dict[str, Any], begin: str) -
         leave(code)
         return
     lost = f", {report.short} not whole" if report.short else ""
+    left = f", {report.left} left meanwhile" if report.left else ""
     dropped = f", {report.dropped_blocks} blocks dropped" if report.dropped_blocks else ""
     line(
         f"{begin}{report.sequences} sequences of {report.tokens} tokens, {report.new_tokens} of them new, "
-        f"{report.sessions} sessions{lost}{dropped}"
+        f"{report.sessions} sessions{left}{lost}{dropped}"
     )
     leave(code)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from kvstore.core.explanation import Reason
 from kvstore.core.results import Hit
 from kvstore.core.tokens import Tokens
 from kvstore.errors import IdentityMismatch
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from kvstore.store import KVStore
 
 Progress = Callable[[str, int, int], None]
+# Why a get ends earlier than the source had said, where a program took the rest away, and nothing is wrong.
+_TAKEN = {Reason.DELETED, Reason.EVICTED, Reason.EXPIRED, Reason.GONE, Reason.NEVER_PUT, Reason.TOKENS_DIFFER}
+_TAKEN |= {Reason.OTHER_NAMESPACE, Reason.NO_WINDOW, Reason.NO_STATE}
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class CopyReport:
         sequences: how many were looked at; that of a session counts once, also where it is copied for its own sake.
         tokens: of these.
         new_tokens: tokens that the target did not have.
-        short: sequences of which less could be read than the source said that it has: they left meanwhile, or are
-            damaged.
+        left: sequences of which a part left the source while the copy went on; the rest is copied.
+        short: sequences of which a part could not be read otherwise; the rest is copied.
         dropped_blocks: blocks that the target could not take.
         sessions: how many were copied.
         missing: named sessions that do not exist.
@@ -70,6 +74,7 @@ class CopyReport:
     sequences: int = 0
     tokens: int = 0
     new_tokens: int = 0
+    left: int = 0
     short: int = 0
     dropped_blocks: int = 0
     sessions: int = 0
@@ -157,7 +162,10 @@ def _copy(
     if target.contains(tokens, namespace=namespace) == len(tokens) and not kept:
         return
     hit = source.get(tokens, namespace=namespace, reserve=0)
-    report.short += hit is None or hit.tokens < len(tokens)
+    if hit is None or hit.tokens < len(tokens):
+        is_taken = source.explain(tokens, namespace=namespace).reason in _TAKEN
+        report.left += is_taken
+        report.short += not is_taken
     if hit is not None:
         done = target.put(tokens[: hit.tokens], _cache_of(target, hit), namespace=namespace, **options)
         report.new_tokens += done.new_tokens

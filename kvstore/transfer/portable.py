@@ -102,7 +102,7 @@ def import_bundle(
 def backup_store(source: KVStore, target: str, progress: Progress | None = None) -> CopyReport:
     """Copy a whole store to another folder, beside its writer; what is there already is not copied again.
 
-    Sequences are copied one after the other, each checked; what leaves the source meanwhile is counted as short.
+    Sequences are copied one after the other, each checked; what leaves the source meanwhile is counted as `left`.
 
     Args:
         source: an open store.

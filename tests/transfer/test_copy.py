@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import small_stores
 from small_stores import all_is_well, config, disk_use, identity, kv_of, put, stored, tokens_of
 from statecases import ALTERNATING, WITH_WINDOWS, cache_of, is_state_of
 from windowcases import WINDOWED, is_kept, kept
@@ -77,6 +80,47 @@ def test_a_session_that_has_a_token_more_than_its_cache_is_whole(tmp_path: Path)
             assert (report.sequences, report.sessions, report.short, report.new_tokens) == (5, 3, 0, new)
         session = target.session("chat")
         assert (session.tokens.tolist(), session.resume().tokens) == ([*tokens_of(6, 10), 7], 10)  # type: ignore[union-attr]
+
+
+_WRITER = """
+import sys
+import small_stores
+with small_stores.KVStore(sys.argv[1], small_stores.identity(), small_stores.config()) as store:
+    store.delete(small_stores.tokens_of(1, 21), erase=True)
+    store.delete(small_stores.tokens_of(2, 21))
+"""
+
+
+@pytest.mark.parametrize("is_reader", [False, True], ids=["by itself", "by its writer"])
+def test_what_leaves_meanwhile_is_no_damage(is_reader: bool, tmp_path: Path) -> None:
+    def leave(_: str, done: int, total: int) -> None:
+        if is_reader and not done:
+            command = [sys.executable, "-c", _WRITER, str(tmp_path / "a")]
+            subprocess.run(command, cwd=Path(small_stores.__file__).parent, check=True)
+        elif not done:
+            source.delete(tokens_of(1, 21))
+            source.delete(tokens_of(2, 21))
+
+    filled(tmp_path / "a").close()
+    with (
+        KVStore(tmp_path / "a", identity(), config(), read_only=is_reader) as source,
+        KVStore(tmp_path / "b", identity(), config()) as target,
+    ):
+        report = copy_store(source, target, progress=leave)
+        assert (report.left, report.short) == (2, 0)
+        assert (target.contains(tokens_of(1, 21)), stored(target, tokens_of(3, 9), b"apart")) == (0, 9)
+
+
+def test_what_is_damaged_is_not_whole(tmp_path: Path) -> None:
+    filled(tmp_path / "a").close()
+    for segment in (tmp_path / "a" / "segments").iterdir():
+        segment.write_bytes(bytes(segment.stat().st_size))
+    with (
+        KVStore(tmp_path / "a", identity(), config(), read_only=True) as source,
+        KVStore(tmp_path / "b", identity(), config()) as target,
+    ):
+        report = copy_store(source, target)
+        assert (report.left, report.short > 0, report.new_tokens) == (0, True, 0)
 
 
 def test_stores_of_two_models_are_not_merged(tmp_path: Path) -> None:
