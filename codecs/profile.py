@@ -88,7 +88,7 @@ class Profile:
         True
     """
 
-    data: bytes | memoryview
+    data: bytes | memoryview = field(repr=False)
     head: ProfileHead
     id: bytes
     """16 bytes: xxh3-128 of the file. Records name the profile they need by it."""

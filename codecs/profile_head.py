@@ -60,7 +60,7 @@ class ProfileHead:
         ('mine',)
     """
 
-    raw: bytes
+    raw: bytes = field(repr=False)
     nbytes: int
     identity: dict[str, str]
     layout: KVLayout

@@ -55,3 +55,14 @@ def test_a_profile_with_the_part(tmp_path: Path) -> None:
     assert made.sections == ("donor",)
     assert groups_model(made) is not None
     assert made.report["parts"]["donor"]["without"] > 0
+    assert len(repr(made)) < 20_000  # its numbers are not shown
+
+
+def test_a_model_of_one_layer_is_calibrated(tmp_path: Path) -> None:
+    """Where the keys and values have no context to differ by."""
+    model = calibrated.model(num_hidden_layers=1)
+    sizes = {"windows": WINDOWS, "length": LENGTH}
+    parts = ("lossless", "levels", "lossy", "aqua", "donor")
+    made = calibrate(model, TOKENIZER, calibrated.text(), tmp_path / "p", **sizes, parts=parts)
+    assert made.sections == ("donor", "levels", "lossless", "lossy")
+    assert made.report["parts"]["levels"]["bits_per_value"] < 16

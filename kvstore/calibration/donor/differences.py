@@ -54,7 +54,9 @@ def sizes_of(numbers: Numbers) -> Floats:
 
 def alike(layout: KVLayout, numbers: Numbers, sizes: Floats) -> list[tuple[Bits, Bits]]:
     """Return rows made alike large, as the words of a window: bf16, keys rotated to positions from 0 on."""
-    share = np.mean([np.abs(v).mean(1) / size for (_, v), size in list(zip(numbers, sizes, strict=True))[1:]], 0)
+    pairs = list(zip(numbers, sizes, strict=True))
+    # V of the first layer has no context to differ by.
+    share = np.mean([np.abs(v).mean(1) / size for (_, v), size in pairs[1:] or pairs], 0)
     factor = np.exp2(-np.floor(np.log2(np.maximum(share, _LEAST))))
     factor = (factor * np.where(np.arange(len(factor)) % 2, -1, 1)).astype(np.float32)[:, None]
     places = np.arange(len(factor))
