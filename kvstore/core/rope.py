@@ -40,9 +40,19 @@ Order = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.float32]
 Rows = npt.NDArray[Any]
 
+IN_HALVES = (
+    *("apertus", "arcee", "bitnet", "dbrx", "diffllama", "doge", "dots1", "flex_olmo", "glm4_moe", "gpt_neox"),
+    *("gpt_neox_japanese", "granitemoe", "granitemoeshared", "hy_v3", "hyperclovax", "internlm3", "iquestcoder"),
+    *("jais2", "jetmoe", "minimax_m2", "ministral3", "nemotron", "olmoe", "persimmon", "phi", "phimoe", "qwen3_moe"),
+    *("seed_oss", "solar_open", "stablelm", "starcoder2"),
+)
+"""Models without latents whose keys, as a cache of transformers holds them, have their pairs half of the rotated part
+apart, in every layer. Names are those that layouts have under "pairs"; of some models they have none, and their pairs
+lie so, too. Keys of models that are in no list here are not moved."""
+IN_NEIGHBOURS = ("cohere", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium")
+"""The same of models whose pairs are neighbours."""
 LATENTS_IN_HALVES = ("axk1", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu")
-"""Models with latents whose rotated keys, as a cache of transformers holds them, have their pairs half of the rotated
-part apart. Names are those that layouts have under "pairs"; keys of models that are in neither list are not moved."""
+"""Models with latents whose rotated keys have their pairs half of the rotated part apart."""
 LATENTS_IN_NEIGHBOURS = ("deepseek_v2",)
 """The same of models whose pairs are neighbours."""
 
@@ -265,8 +275,8 @@ def rotated_part(layout: KVLayout) -> RotatedPart:
 def can_code_moved(layout: KVLayout) -> bool:
     """Return whether the donor codec can code rows of this layout against rows at other positions.
 
-    Its integer arithmetic rotates K, all of it in pairs. So it cannot where the rotated keys are V (latents), though
-    such rows can be used at other positions (`can_move`).
+    Its integer arithmetic rotates K, in pairs half of the rotated part apart. So it cannot where the rotated keys are V
+    (latents), or pairs are neighbours, though such rows can be used at other positions (`can_move`).
 
     Example:
         >>> can_code_moved(KVLayout.uniform(num_layers=1, heads=2, head_dim=16))
@@ -293,7 +303,7 @@ def fixed_point(angle: Radians) -> Angles:
 
 def _has_angles(layout: KVLayout) -> bool:
     part = _rotated_part(layout)
-    return part is not None and part.place == 0
+    return part is not None and part.place == 0 and part.second.start == len(part.frequencies)
 
 
 def _cannot_move(layout: KVLayout) -> str:
@@ -306,9 +316,10 @@ def _rotated_part(layout: KVLayout) -> RotatedPart | None:
         return None
     try:
         facts = json.loads(layout.rope)
-        latents = layout.is_latent and facts.get("pairs") in LATENTS_IN_HALVES + LATENTS_IN_NEIGHBOURS
+        pairs, latents = facts.get("pairs"), layout.is_latent and "pairs" in facts
+        halves, neighbours = (LATENTS_IN_HALVES, LATENTS_IN_NEIGHBOURS) if latents else (IN_HALVES, IN_NEIGHBOURS)
         dims = {layer.value_dim if latents else layer.key_dim for layer in layout.layers}
-        if ("pairs" in facts and not latents) or len(dims) != 1 or min(dims) % 2:
+        if not (pairs is None or pairs in halves + neighbours) or len(dims) != 1 or min(dims) % 2:
             return None
         radians = frequencies(layout.rope, min(dims))
     except (ValueError, TypeError, AttributeError):
@@ -316,6 +327,6 @@ def _rotated_part(layout: KVLayout) -> RotatedPart | None:
     half = len(radians)
     if latents and 2 * half != min(dims):
         return None  # its parameters are of keys of another width than those that the cache holds
-    if latents and facts["pairs"] in LATENTS_IN_NEIGHBOURS:
-        return RotatedPart(1, radians, slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    if pairs in neighbours:
+        return RotatedPart(int(latents), radians, slice(0, 2 * half, 2), slice(1, 2 * half, 2))
     return RotatedPart(int(latents), radians, slice(half), slice(half, 2 * half))

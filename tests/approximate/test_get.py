@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import tiny
-from transformers import CohereConfig
+from transformers import SmolLM3Config
 
 from kvstore import Approximate, Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.approximate.estimates import to_arrays
@@ -185,7 +185,7 @@ def test_after_a_restart_and_by_a_reader(tmp_path: Path) -> None:
 
 def test_models_that_rotate_keys_otherwise_get_nothing() -> None:
     assert can_move(ModelIdentity.from_transformers(MODEL).layout)
-    other = CohereConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=32)
+    other = SmolLM3Config(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=32)
     assert not can_move(layout_from_config(other, torch.bfloat16))
 
 

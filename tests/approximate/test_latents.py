@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from latent_models import latent_model, prefilled, tokens_of
+from movable_models import model_of, prefilled, tokens_of
 
 from kvstore import Approximate, Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.approximate.estimates import to_arrays
@@ -18,7 +18,7 @@ from kvstore.core.approximate import Estimates
 from kvstore.integrations.transformers import generate
 from kvstore.integrations.transformers.recompute import recompute
 
-MODEL = latent_model("deepseek_v3").to(torch.bfloat16)
+MODEL = model_of("deepseek_v3").to(torch.bfloat16)
 IDENTITY = ModelIdentity.from_transformers(MODEL)
 ESTIMATES = Estimates(0.4, 45.0, 1.45, 0.0012, 0.19)
 ANY = Approximate(max_kl=1.0)

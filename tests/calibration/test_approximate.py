@@ -9,7 +9,7 @@ import calibrated
 import numpy as np
 import pytest
 import torch
-from latent_models import latent_model
+from movable_models import model_of
 from tiny_models import tiny
 
 from kvstore.approximate.estimates import from_arrays
@@ -42,7 +42,7 @@ class Windows:
 
 
 def made_of(name: str) -> Any:
-    return (tiny(name) if name == "llama" else latent_model(name)).to(torch.bfloat16)
+    return (tiny(name) if name == "llama" else model_of(name)).to(torch.bfloat16)
 
 
 def test_the_curve_of_known_errors_comes_back() -> None:
@@ -105,7 +105,7 @@ def test_rows_of_donors_are_put_where_the_prompt_has_their_tokens(name: str) -> 
 
 def test_errors_of_latents_are_those_of_the_latents() -> None:
     """In the last of two layers, the first of which every donor has as it is."""
-    model = latent_model("deepseek_v3", num_hidden_layers=2).to(torch.bfloat16)
+    model = model_of("deepseek_v3", num_hidden_layers=2).to(torch.bfloat16)
     windows: Any = Windows(model)
     case = next(cases(windows, [1]))
     (seen,) = measured(model, windows.layout, iter([case]))
@@ -140,7 +140,7 @@ def test_what_keeps_a_model_from_it_is_named_before_anything_is_written(tmp_path
 
 
 def test_calibration_fits_the_section_to_latents(tmp_path: Path) -> None:
-    model = latent_model("deepseek_v3", num_hidden_layers=2, vocab_size=256).to(torch.bfloat16)
+    model = model_of("deepseek_v3", num_hidden_layers=2, vocab_size=256).to(torch.bfloat16)
     text, sizes = calibrated.text(3 * LENGTH + 100), {"windows": 3, "length": LENGTH}
     made = calibrate(model, calibrated.tokenizer(), text, tmp_path / "p", parts=["approximate"], **sizes)
     assert made.sections == ("approximate",)

@@ -54,7 +54,7 @@ CASES = [*ROPES, "longrope, long", "partial", "partial, yarn"]
 
 
 def model_of(case: str) -> Any:
-    """Llama, or StableLM where a part of each head is rotated (its keys count as movable here)."""
+    """Llama, or StableLM where a part of each head is rotated."""
     kind = case.rpartition(", ")[2] if case.startswith("partial, ") else case.partition(", ")[0]
     if case.startswith("partial"):
         parameters = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}
@@ -84,17 +84,6 @@ def case(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def model(case: str) -> Any:
     return model_of(case)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _movable() -> Any:
-    """Keys of the models with partial heads are moved, too, as those of phi3 are."""
-    from kvstore.integrations.transformers import describe
-
-    before = describe.HALVES
-    describe.HALVES = (*before, "stablelm")
-    yield
-    describe.HALVES = before
 
 
 @pytest.fixture(scope="module")

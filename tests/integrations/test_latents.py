@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from latent_models import latent_model, moved, prefilled, tokens_of
+from movable_models import model_of, moved, prefilled, tokens_of
 from tiny_models import tiny_of_kind
 from transformers import CONFIG_MAPPING
 
@@ -41,7 +41,7 @@ def errors_of_moved(model: Any, shift: int = SHIFT) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_are_moved_to_where_the_model_puts_them(name: str) -> None:
-    model = latent_model(name)
+    model = model_of(name)
     assert can_move(layout_from_config(model.config, model.dtype))
     keys, latents = errors_of_moved(model)
     assert keys < 1e-6
@@ -51,14 +51,14 @@ def test_keys_are_moved_to_where_the_model_puts_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_in_bfloat16_are_moved_but_for_rounding(name: str) -> None:
-    keys, latents = errors_of_moved(latent_model(name).to(torch.bfloat16))
+    keys, latents = errors_of_moved(model_of(name).to(torch.bfloat16))
     assert keys < 2**-7
     assert latents == 0
 
 
 @pytest.mark.parametrize("changes", [{"rope_interleave": False}, {"rope_parameters": YARN}])
 def test_settings_of_the_rotary_embedding_are_followed(changes: dict[str, Any]) -> None:
-    model = latent_model("deepseek_v3", **changes)
+    model = model_of("deepseek_v3", **changes)
     assert errors_of_moved(model)[0] < 1e-6
     assert errors_of_moved(model, shift=0)[0] > 0.1
 
@@ -82,7 +82,7 @@ def test_donors_of_latents_are_coded_at_their_own_positions_alone() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("begin", [0, 17])
 def test_all_positions_from_one_on_give_a_plain_prefill(name: str, begin: int) -> None:
-    model, tokens = latent_model(name), tokens_of(TOKENS, 1)
+    model, tokens = model_of(name), tokens_of(TOKENS, 1)
     exact = prefilled(model, tokens)
     wrong = spoilt(exact, slice(begin, None))
     assert not close(wrong, exact)
@@ -94,7 +94,7 @@ def test_all_positions_from_one_on_give_a_plain_prefill(name: str, begin: int) -
 
 
 def test_rows_that_were_not_asked_for_stay_bit_for_bit() -> None:
-    model, tokens, positions = latent_model("deepseek_v3"), tokens_of(TOKENS, 1), [12, 13, 25]
+    model, tokens, positions = model_of("deepseek_v3"), tokens_of(TOKENS, 1), [12, 13, 25]
     wrong = spoilt(prefilled(model, tokens), slice(10, None))
     mended = [(k.clone(), v.clone()) for k, v in wrong]
     recompute(model, mended, tokens, positions)
@@ -106,7 +106,7 @@ def test_rows_that_were_not_asked_for_stay_bit_for_bit() -> None:
 
 
 def test_tokens_behind_the_cache_are_computed_in_the_same_pass() -> None:
-    model, tokens = latent_model("deepseek_v3"), tokens_of(TOKENS + 6, 1)
+    model, tokens = model_of("deepseek_v3"), tokens_of(TOKENS + 6, 1)
     exact = prefilled(model, tokens)
     held = spoilt([(k[:, :, :TOKENS], v[:, :, :TOKENS]) for k, v in exact], slice(20, 23))
     cache, _, logits = recompute(model, held, tokens, [20, 21, 22])
@@ -116,7 +116,7 @@ def test_tokens_behind_the_cache_are_computed_in_the_same_pass() -> None:
 
 
 def test_the_deviation_is_that_of_the_latents() -> None:
-    model, tokens = latent_model("deepseek_v3"), tokens_of(TOKENS, 1)
+    model, tokens = model_of("deepseek_v3"), tokens_of(TOKENS, 1)
     exact = prefilled(model, tokens)
     for part, error in ((0, 0.01), (1, 0.0)):
         wrong = [(k.clone(), v.clone()) for k, v in exact]

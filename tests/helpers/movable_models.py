@@ -1,4 +1,4 @@
-"""Tiny random models with latents, by the name that their layouts have, and what moves the keys of their caches."""
+"""Tiny random models, by the name that their layouts have, and what moves the keys of their caches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SIZES = {
 }
 
 
-def latent_model(name: str, **changes: Any) -> Any:
+def model_of(name: str, **changes: Any) -> Any:
     """A model of this `model_type`, float32, in evaluation mode. changes: fields of the config."""
     return causal_models.build(causal_models.tiny_config(CONFIG_MAPPING[name], _SIZES, **changes))
 
@@ -44,9 +44,12 @@ def tokens_of(count: int, seed: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def prefilled(model: Any, tokens: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(latent, rotated key) of every layer, `[1, 1, tokens, dim]`."""
-    cache = model(tokens[None], use_cache=True).past_key_values
+def prefilled(model: Any, tokens: torch.Tensor, begin: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(K, V) of every layer, `[1, heads, tokens, dim]`, of tokens at positions from `begin` on; with latents (latent,
+    rotated key)."""
+    positions = torch.arange(begin, begin + len(tokens))[None]
+    with causal_models.quiet():
+        cache = model(tokens[None], position_ids=positions, use_cache=True).past_key_values
     return [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
 
 
