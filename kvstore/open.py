@@ -121,6 +121,8 @@ class Engine:
         if self.remote is not None:
             self.remote.settle()
         result = put_path.flush()
+        if self.residency.disk is not None:
+            self.residency.disk.finish_removals(at_once=True)
         due = self.remote.flush() if remote and self.remote is not None else 0
         return replace(result, remote_due=due)
 
@@ -396,6 +398,7 @@ def _open_put_path(
         residency.expire()
         sessions.expire()
         if residency.disk is not None:
+            residency.disk.finish_removals()
             residency.disk.finish_erase()
         recorder.tick()
         pool.collect()

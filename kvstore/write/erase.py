@@ -12,6 +12,8 @@ from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import Tokens
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
+from kvstore.tiers.disk.environment import CatalogError
+from kvstore.tiers.disk.erase import not_removed
 from kvstore.write.erase_remote import RemoteErasure
 from kvstore.write.queue import WriteQueue
 
@@ -100,11 +102,14 @@ class Erasing(ABC):
         residency, disk = self.residency, self.residency.disk
         if disk is not None:
             disk.begin_erase()
-        yield
-        self.queue.wait()
-        abandoned = residency.take_abandoned()
-        residency.will_remove(abandoned)
-        self._remove(abandoned)
+        try:
+            yield
+            self.queue.wait()
+            abandoned = residency.take_abandoned()
+            residency.will_remove(abandoned)
+            self._remove(abandoned)
+        except CatalogError as error:
+            raise not_removed(error) from error
         residency.departures.clear()
         residency.index.compact()
         if disk is not None:

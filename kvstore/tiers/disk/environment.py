@@ -154,8 +154,14 @@ class Environment:
         in the gaps of pages. Waits for readers in this process; who writes must be the caller.
 
         Raises:
-            CatalogError: it cannot be opened.
+            CatalogError: it cannot be opened, or was removed.
         """
+        try:
+            self._fs.size(self.path)
+        except OSError as error:  # LMDB would make an empty one
+            raise CatalogError(
+                f"catalog: {self.path} was removed ({error}); close the store, and open it anew, which rebuilds it"
+            ) from error
         self._renewing = True  # who begins to read from here on waits; the others are in the list
         try:
             end = time.monotonic() + _RENEW_WAIT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,6 +18,15 @@ from kvstore.tiers.disk.space import DiskSpace
 _WAIT_S = 10.0  # for gets that read what is to be overwritten, and for readers of the catalog in other processes
 _LOOK_S = 0.002
 NOTHING_ERASED = "nothing is removed or overwritten"
+
+
+def not_removed(error: CatalogError) -> DiskError:
+    """The error of an erase whose records the catalog could not remove."""
+    return DiskError(
+        f"erase: nothing is overwritten, and what was to be erased is still in the catalog, which cannot be written "
+        f"({error}). No get finds it, and the store ends the erase when the disk is well; but it comes back if the "
+        "store is closed before that: erase again then"
+    )
 
 
 class DiskErase(DiskSpace):
@@ -48,7 +58,11 @@ class DiskErase(DiskSpace):
         """
         with self._write_lock:
             try:
-                self._commit_orphans()
+                self._remove(())
+            except CatalogError as error:
+                self.metrics.add(Metric.CATALOG_ERRORS, because=error)
+                raise not_removed(error) from error
+            try:
                 self.catalog.environment.renew()
                 has_holes = self._zero_segments()
                 self._wait_for_readers(wait_s)
@@ -78,6 +92,18 @@ class DiskErase(DiskSpace):
             except DiskError:
                 self.metrics.add(Metric.DISK_WRITE_ERRORS)
 
+    def finish_removals(self, at_once: bool = False) -> None:
+        """Remove from the catalog what the index forgot while that could not be written, and end the erase that it was
+        for. A failure is counted; call it again.
+
+        at_once: not only some seconds after it was tried last.
+        """
+        if not self._orphans or not (at_once or time.monotonic() >= self._orphans_at):
+            return
+        with self._write_lock, contextlib.suppress(CatalogError):
+            self._remove_orphans()
+            self._unfinished = self._unfinished or self.catalog.erasing()
+
     def resume_erase(self) -> None:
         """End an erase that was cut short in an earlier life of the store. A failure is counted, and leaves it to the
         next open."""
@@ -89,12 +115,6 @@ class DiskErase(DiskSpace):
             self.metrics.add(Metric.CATALOG_ERRORS)
         except DiskError:
             self.metrics.add(Metric.DISK_WRITE_ERRORS)
-
-    def _commit_orphans(self) -> None:
-        """What the index forgot and the catalog could not goes, too, and holes that are none any more."""
-        entries = [entry for entry in self._entries(self._orphans) if entry is not None]
-        self._durably(lambda: self._change((), entries))
-        self._orphans.clear()
 
     def _durably(self, change: Callable[[], object]) -> None:
         try:

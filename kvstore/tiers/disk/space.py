@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -29,6 +30,10 @@ T = TypeVar("T")
 
 # At most so many segments are emptied before they are needed.
 _MOST_AHEAD = 2
+# With less free the catalog may not find the pages for a commit.
+_LEAST_FREE = 1 << 20
+# What could not be removed from the catalog is tried again after so long, if nothing else is written.
+_ORPHANS_S = 5.0
 # A segment that could not be read is tried again after so many others were emptied, or when there is no other.
 _MOVES_UNTIL_RETRY = 16
 
@@ -49,6 +54,7 @@ class DiskSpace:
     _tokens: int  # guarded by _lock
     _holes: int  # guarded by _lock
     _hole_bytes: int  # guarded by _lock
+    _is_full = False  # whether the group found the file system full; by _write_lock
     _last_record: int  # no record that was seen in the catalog has a larger number; a writer: under _write_lock
 
     def __init__(
@@ -77,7 +83,9 @@ class DiskSpace:
         self._write_lock = Guard(DISK_WRITE)
         self._coming = 0  # new records of the group that is written; by _write_lock
         self._begun: dict[Unsynced, int] = {}  # groups that are being written, and their bytes; by _write_lock
-        self._orphans: list[int] = []  # records that the index forgot and the catalog could not; by _write_lock
+        # Records that the index forgot and the catalog could not, and when to try that again; by _write_lock.
+        self._orphans: list[int] = []
+        self._orphans_at = 0.0
         self._moves = 0  # segments that were emptied; by _write_lock
         self._outlasted: set[int] = set()  # segments whose readers outlasted a group that waited; by _write_lock
         self._retry_at: dict[int, int] = {}  # segments that could not be read, and until which move; by _write_lock
@@ -144,6 +152,37 @@ class DiskSpace:
         except CatalogError as error:
             self.metrics.add(Metric.CATALOG_ERRORS, because=error)
             return [None] * len(records)
+
+    def _remove(self, leaving: Sequence[Entry]) -> None:
+        """What the index forgot goes from the catalog: this, and what could not before. Raises `CatalogError`; it is to
+        be tried again then."""
+        before, self._orphans = self._orphans, [*self._orphans, *(entry.record for entry in leaving)]
+        try:
+            found = self.catalog.get(before) if before else ()
+            self._change((), [*leaving, *(entry for entry in found if entry is not None)])
+        except CatalogError:
+            self._orphans_at = time.monotonic() + _ORPHANS_S
+            self._reopen_catalog()
+            raise
+        self._orphans = []
+
+    def _remove_orphans(self) -> None:
+        """What the index forgot and the catalog could not goes. Raises `CatalogError`, which is counted."""
+        if not self._orphans:
+            return
+        try:
+            self._remove(())
+        except CatalogError as error:
+            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
+            raise
+
+    def _is_full_to_the_end(self) -> bool:
+        """Whether the file system is so full that the catalog may not be able to grow: nothing is evicted then, for what
+        left the index could not leave the catalog."""
+        try:
+            return self._is_full and self._fs.free(self._opening.path) < _LEAST_FREE
+        except OSError:
+            return False
 
     def _reopen_catalog(self) -> None:
         """After a failed write of its own LMDB may refuse everything until it is opened anew."""
@@ -276,6 +315,8 @@ class DiskSpace:
     def _evict_ahead(self, nbytes: int) -> list[Entry]:
         """What has to go so that the next group, of about `nbytes`, finds room: its removal is part of this group's
         commit, and the next one need not wait for a commit of its own."""
+        if self._orphans or self._is_full_to_the_end():
+            return []
         with self._lock:
             segments, size = self.segments, self._config.segment_bytes
             room = segments.room + (segments.available() - 1) * size
@@ -296,6 +337,8 @@ class DiskSpace:
 
     def _find_room(self, sizes: Sequence[int]) -> None:
         """Evicts, or makes a free segment, so that records find room: one step of several. Raises as `_reclaim`."""
+        if self._is_full_to_the_end():
+            raise OutOfSpace
         coming = sum(sizes)
         with self._lock:
             evicts = self._are_large() and self._is_over(coming)
@@ -327,14 +370,11 @@ class DiskSpace:
     def _victims(self, wanted: int, coming: int | None = None) -> list[Entry]:
         """Evicts until `wanted` segments are empty, or one can be emptied at a fair price by moving what is left; with
         `coming`, until so many bytes of large records may live. The index has forgotten the records on return; the
-        catalog is the caller's."""
-        gone = [e for e in self._entries(self._orphans) if e is not None]
-        self._orphans.clear()
+        catalog is the caller's. Raises `CatalogError`, and evicts nothing, while what left before cannot be removed."""
+        self._remove_orphans()
+        gone: list[Entry] = []
         with self._lock:
             space = Reclaim.of(self.segments, self._unreadable(), coming)
-        for entry in gone:
-            if not entry.is_hole:
-                space.lose(entry.extent)
         for _ in range(wanted):
             while not space.enough() and (records := self._evicted(space.needed(self._largest))):
                 for found in self._entries(records):

@@ -152,6 +152,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
     def close(self) -> None:
         """Close files and release the writer lock. Idempotent."""
         self._beside.close()
+        self.finish_removals(at_once=True)
         with self._write_lock, self._lock:
             self.catalog.close()
             self.segments.close()

@@ -5,6 +5,7 @@ A group of records becomes visible in this order: bytes written, segments synced
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -85,7 +86,6 @@ class DiskWrites(DiskErase):
     _beside: Workers  # the thread that writes the bytes of a group while the one before is committed
     _alive: Callable[[int], bool]  # whether a record is still wanted; called under _write_lock
     _quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]] | None
-    _is_full = False  # whether the group found the file system full; by _write_lock
 
     @property
     def session_budget(self) -> int:
@@ -162,6 +162,8 @@ class DiskWrites(DiskErase):
         if group.writing is None or group.unsynced is None:
             return None
         try:
+            with contextlib.suppress(CatalogError):
+                self._remove_orphans()
             placed = group.placed if self._is_synced(group, group.writing, group.unsynced) else ()
             ahead = {entry.record: entry for entry in self._evict_ahead(sum(row.extent.nbytes for row in placed))}
             entries = {
@@ -261,18 +263,14 @@ class DiskWrites(DiskErase):
         Of a record that others continue a hole stays. Holes that wait to be written are written, too.
 
         Raises:
-            CatalogError: the catalog cannot be written; the removal is tried again with the next writes.
+            CatalogError: the catalog cannot be written; the removal is tried again: with the next writes, at the next
+                call, by `finish_removals`, and when the store is closed.
         """
         with self._write_lock:
             entries = [e for e in self._entries(records) if e is not None]
             gone = [entry for entry in entries if not entry.is_hole]
             self._leaves(gone)
-            try:
-                self._change((), entries)
-            except CatalogError:
-                self._orphans += [entry.record for entry in entries]
-                self._reopen_catalog()
-                raise
+            self._remove(entries)
             self._shed()
             return len(gone)
 
