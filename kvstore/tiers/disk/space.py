@@ -177,8 +177,8 @@ class DiskSpace:
             raise
 
     def _is_full_to_the_end(self) -> bool:
-        """Whether the file system is so full that the catalog may not be able to grow: nothing is evicted then, for what
-        left the index could not leave the catalog."""
+        """Whether the file system is so full that the catalog may not be able to grow. Nothing is evicted then, for
+        what left the index could not leave the catalog."""
         try:
             return self._is_full and self._fs.free(self._opening.path) < _LEAST_FREE
         except OSError:
