@@ -21,6 +21,7 @@ from kvstore.tiers.disk.lock import WriterLock
 _LOOK_S = 0.5  # how often a call that waits looks whether somebody still owns the store
 _SEND_S = 10.0
 _HINT_S = 0.05
+_ASK_S = 5.0  # how often a call that may take any time asks whether its owner still answers
 
 
 class Link:
@@ -59,7 +60,8 @@ class Link:
             name: in `calls.CALLS`.
             arguments: of the call.
             fd: of memory that is sent with it; stays open here.
-            timeout_s: how long to wait for the answer; 0 for as long as the owner lives. Default: that of the link.
+            timeout_s: how long to wait for the answer; 0 for as long as the owner answers other calls in time. Default:
+                that of the link.
 
         Raises:
             What the call raised.
@@ -101,18 +103,21 @@ class Link:
 
     def _answer(self, sock: socket.socket, name: str, timeout_s: float) -> dict[str, Any]:
         sock.settimeout(_LOOK_S)
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + (timeout_s or _ASK_S)
         while True:
             try:
                 answer, fd = receive(sock)
             except Late:
                 if self._writer.is_free():  # a child of the owner may hold the connection after it
                     raise Disconnected("nobody owns the store any more") from None
-                if timeout_s and time.monotonic() > end:
-                    raise WriterSilent(
-                        f"{self._folder}: {self._writer.holder()}, which writes the store, did not answer a {name} "
-                        f"within {timeout_s:g} s; look whether it is stopped, and end it if so"
-                    ) from None
+                if time.monotonic() > end:
+                    if timeout_s:
+                        raise WriterSilent(
+                            f"{self._folder}: {self._writer.holder()}, which writes the store, did not answer a {name} "
+                            f"within {timeout_s:g} s; look whether it is stopped, and end it if so"
+                        ) from None
+                    self.call("probe", {"address": probe()})
+                    end = time.monotonic() + _ASK_S
                 continue
             if fd is not None:
                 os.close(fd)

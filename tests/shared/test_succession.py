@@ -14,6 +14,7 @@ from small_stores import IDENTITY, config, kv_of, stored, tokens_of
 from threadruns import HANGS_S
 
 from kvstore import SharedKVStore, WriterSilent
+from kvstore.shared import link as link_module
 from kvstore.shared.promised import Promised
 
 KILLS = 50 if FULL else 4
@@ -78,7 +79,10 @@ def test_a_flush_says_what_an_owner_lost(tmp_path: Path) -> None:
         assert store.contains(lost) == 0
 
 
-def test_an_owner_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path) -> None:
+def test_an_owner_that_is_stopped_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "_ASK_S", 0.2)
     tokens = tokens_of(1, 10)
     with children(tmp_path, 1) as [owner], SharedKVStore(tmp_path, IDENTITY, config()) as store:
         store.put(tokens, kv_of(tokens))
@@ -90,6 +94,9 @@ def test_an_owner_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path) 
         try:
             with pytest.raises(WriterSilent, match="did not answer a put"):
                 store.put(tokens_of(2, 10), kv_of(tokens_of(2, 10)))
+            for call in (store.flush, store.compact, lambda: store.delete(tokens_of(2, 10))):
+                with pytest.raises(WriterSilent, match="did not answer"):
+                    call()
             assert stored(store, tokens) == 10  # type: ignore[arg-type]
         finally:
             owner.signal(signal.SIGCONT)
