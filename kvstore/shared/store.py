@@ -154,8 +154,8 @@ class SharedKVStore:
                 if reader is None and old is not None:  # gets go on, and the next change tries again
                     self._become(_Role(KVStore(self.path, self.identity, self._given, read_only=True), link=old.link))
                 raise StoreLocked(
-                    f"{self.path} is open for writing in {lock.holder()}, which does not share it",
-                    "open it there with SharedKVStore, or close it",
+                    f"{self.path} is open for writing in {lock.holder()}, which does not share it with this user",
+                    "open it there with SharedKVStore, as the same user, or close it",
                 )
             time.sleep(_AGAIN_S)
 

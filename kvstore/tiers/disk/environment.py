@@ -306,6 +306,10 @@ _DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
+_REMEDY = (
+    "; also who only reads needs the right to write this folder and the files in it, for LMDB lists its readers there: "
+    "give this user that right, or a copy of the store"
+)
 _open_environments: weakref.WeakSet[lmdb.Environment] = weakref.WeakSet()
 _keys_of_files = lmdb_files.env_keys
 
@@ -343,4 +347,5 @@ def _errors(doing: str) -> Iterator[None]:
                 "the store is open in this process already",
                 "share that KVStore object, or open it from another process",
             ) from error
-        raise CatalogError(f"catalog: {doing}: {error}") from error
+        remedy = _REMEDY if "Permission denied" in str(error) else ""
+        raise CatalogError(f"catalog: {doing}: {error}{remedy}") from error

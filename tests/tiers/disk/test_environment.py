@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -11,7 +15,7 @@ import pytest
 from interrupts import Boom, Interrupt
 from threadruns import HANGS_S
 
-from kvstore.tiers.disk.environment import Environment
+from kvstore.tiers.disk.environment import CatalogError, Environment
 
 
 @pytest.fixture
@@ -90,4 +94,28 @@ def test_a_commit_that_no_reader_sees_yet_is_no_version(environment: Environment
         with environment.reading() as txn:
             assert txn.id() >= version
     writing.join(HANGS_S)
+    environment.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_who_may_not_write_the_folder_is_told_what_a_reader_needs() -> None:
+    program = (
+        "import os, sys, lmdb; from kvstore.tiers.disk.environment import _errors\n"
+        "os.setuid(65534)\n"
+        "with _errors('open'): lmdb.open(sys.argv[1], readonly=True)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Environment(folder, 1 << 24, False, [b"words"], (), lambda databases: None).close()
+        for path in (Path(folder), *Path(folder).iterdir()):
+            path.chmod(0o755)
+        done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=False)
+    assert "CatalogError: catalog: open: " in done.stderr
+    assert "the right to write this folder" in done.stderr
+
+
+def test_a_file_that_was_removed_is_not_made_anew(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").unlink()
+    with pytest.raises(CatalogError, match="was removed"):
+        environment.renew()
+    assert not (tmp_path / "data.mdb").exists()
     environment.close()
