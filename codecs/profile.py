@@ -334,6 +334,8 @@ def _arrays(data: bytes | memoryview, head: ProfileHead, name: str) -> dict[str,
             array = array.copy()
             array.flags.writeable = False
         found.setdefault(section, {})[inner] = array
+    if head.digest and head.digest != xxhash.xxh3_128_hexdigest(data[len(head.raw) :]):
+        raise ProfileError(f"{name}: damaged: its numbers are not those that it was made of; copy it again, or {NEW}")
     return found
 
 
@@ -350,6 +352,7 @@ def _file(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> bytes:
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + len(part)]}
         parts.append(part)
         at += len(part)
+    header["__metadata__"]["digest"] = xxhash.xxh3_128_hexdigest(b"".join(parts))
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     return b"".join([LENGTH.pack(len(text)), text, *parts])

@@ -50,6 +50,7 @@ class ProfileHead:
         nbytes: of the whole file.
         identity, layout, report, versions: as in `Profile`.
         sections: names of the sections that it has, sorted.
+        digest: xxh3-128 of all that stands behind the header, in hex; "" in files of before.
 
     Example:
         >>> from kvstore import KVLayout, ModelIdentity
@@ -67,6 +68,7 @@ class ProfileHead:
     report: dict[str, Any]
     versions: dict[str, str]
     sections: tuple[str, ...]
+    digest: str
     entries: list[Entry] = field(repr=False)
 
     @classmethod
@@ -99,7 +101,8 @@ class ProfileHead:
                 raise TypeError("report and versions must be objects")
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ConfigError) as error:
             raise ProfileError(f"{name}: its description cannot be read ({error!r}); {NEW}") from error
-        return cls(bytes(data[:begin]), total, fields, layout, report, versions, tuple(sorted(sections)), entries)
+        digest, names = texts.get("digest", ""), tuple(sorted(sections))
+        return cls(bytes(data[:begin]), total, fields, layout, report, versions, names, digest, entries)
 
     def check_identity(self, identity: ModelIdentity, name: str = "profile") -> None:
         """Check that the profile was made for the model of `identity`.

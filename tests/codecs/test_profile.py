@@ -248,6 +248,25 @@ def test_a_missing_section_is_named() -> None:
         make().section("lossy")
 
 
+def test_every_changed_byte_behind_the_header_is_found() -> None:
+    whole = make()
+    for place in range(len(whole.head.raw), len(whole.data)):
+        damaged = bytearray(whole.data)
+        damaged[place] ^= 1
+        with pytest.raises(ProfileError, match=r"damaged: its numbers|not finite"):
+            Profile.from_bytes(bytes(damaged))
+
+
+def test_a_profile_of_before_has_no_digest() -> None:
+    whole = make()
+    assert whole.head.digest
+    digest = f'"digest":"{whole.head.digest}",'.encode()
+    begin = len(whole.head.raw)
+    header = bytes(whole.data[:begin]).replace(digest, b"").ljust(begin)
+    found = Profile.from_bytes(header + bytes(whole.data[begin:]))
+    assert (found.head.digest, found.sections) == ("", whole.sections)
+
+
 @settings(max_examples=part(400), deadline=None)
 @given(st.data())
 def test_flipped_bytes_give_a_profile_or_an_error(data: st.DataObject) -> None:

@@ -404,7 +404,7 @@ def test_a_folder_that_is_removed_while_the_store_is_open_is_no_surprise() -> No
             with pytest.raises(DiskError):
                 change()
         assert store.compact().freed_bytes == 0
-        assert "the catalog cannot be read" in store.check(deep=True).problems[0]
+        assert "cannot be looked at" in store.check(deep=True).problems[0]
         counters = store.stats()["counters"]
         assert counters["dropped_write_error"] > 0
         assert counters["catalog_lost"] > 0
