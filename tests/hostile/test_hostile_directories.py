@@ -407,5 +407,5 @@ def test_a_folder_that_is_removed_while_the_store_is_open_is_no_surprise() -> No
         assert "cannot be looked at" in store.check(deep=True).problems[0]
         counters = store.stats()["counters"]
         assert counters["dropped_write_error"] > 0
-        assert counters["catalog_lost"] > 0
+        assert "catalog_lost" not in counters  # its file is open, too
         assert "dropped_no_space" not in counters
