@@ -141,16 +141,18 @@ class SessionTable:
         return rows
 
     def by_namespace(self) -> Counter[bytes]:
-        """Return how many sessions each namespace has, by the first 16 bytes of its digest. One that is not written
-        yet counts beside the one that it replaces."""
-        with self._lock:
-            found = Counter(key[:TEXT_KEY_BYTES] for key, (record, _) in self._recent.items() if record is not None)
+        """Return how many sessions each namespace has, by the first 16 bytes of its digest; those that are not written
+        yet included, and those that are to be deleted left out."""
+        recent, _ = self._lately()
+        found, held = Counter[bytes](), set[bytes]()
         if self._disk is not None:
             try:
-                found += self._disk.catalog.sessions_by_namespace()
+                found, held = self._disk.catalog.sessions_by_namespace(recent)
             except CatalogError:
                 self._disk.metrics.add(Metric.CATALOG_ERRORS)
-        return found
+        for key, is_there in recent.items():
+            found[key[:TEXT_KEY_BYTES]] += is_there - (key in held)
+        return +found
 
     def keys(self, namespace: bytes) -> list[bytes]:
         """Return the keys of all sessions of a namespace (its digest), also of those whose time is over."""
@@ -172,17 +174,23 @@ class SessionTable:
         )
 
     def stats(self) -> dict[str, int]:
-        """Return numbers: sessions, bytes that they take, budget. What is not written yet counts as if it shared
-        nothing."""
-        with self._lock:
-            sessions, taken = sum(record is not None for record, _ in self._recent.values()), self._bytes
+        """Return numbers: sessions, bytes that they take, budget. The bytes of what is not written yet are counted as
+        if it shared nothing, beside those of what it replaces."""
+        recent, taken = self._lately()
+        sessions, held = 0, set[bytes]()
         if self._disk is not None:
             try:
-                sessions += self._disk.catalog.session_count()
+                sessions, held = self._disk.catalog.session_count(recent)
                 taken += self._disk.catalog.session_bytes()
             except CatalogError:
                 self._disk.metrics.add(Metric.CATALOG_ERRORS)
+        sessions += sum(recent.values()) - len(held)
         return {"sessions": sessions, "bytes": taken, "budget": self._budget}
+
+    def _lately(self) -> tuple[dict[bytes, bool], int]:
+        """Which changed sessions are not written yet, whether each of them will be there, and their bytes."""
+        with self._lock:
+            return {key: record is not None for key, (record, _) in self._recent.items()}, self._bytes
 
     def _of(self, namespace: bytes) -> list[tuple[bytes, SessionRecord | None]]:
         """Key and, if it is not written yet, record of every session of a namespace."""

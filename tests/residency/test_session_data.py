@@ -17,6 +17,9 @@ from kvcases import SMALL, kv_of, open_store, tokens
 from kvstore import KVStore, MetadataError, TierConfig
 from kvstore.config import MIB
 from kvstore.core.keys import namespace_digest
+from kvstore.residency.sessions import SessionTable
+from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.saved_sessions import SavedSessions
 
 FACTS = {"user": "ann", "turn": 3, "tags": ["a", "b"], "raw": b"\0\xff", "nothing": None}
 
@@ -252,3 +255,46 @@ def test_erased_metadata_is_in_no_file(tmp_path: Path) -> None:
         store.session("chat").delete(erase=True)
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or b"a-name-to-forget" not in file.read_bytes()
+
+
+def counted(store: KVStore) -> tuple[int, int]:
+    """How many sessions the store says it has: of all, and by namespace."""
+    stats = store.stats()
+    return stats["sessions"]["sessions"], sum(row["sessions"] for row in stats["namespaces"].values())
+
+
+def test_a_session_that_is_changed_counts_once_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path) as store:
+        for name in ("a", "b", "c"):
+            save(store, name)
+        store.flush()
+        assert counted(store) == (3, 3)
+        monkeypatch.setattr(SessionTable, "written", lambda table, changes: 0)  # as if they were never written
+        save(store, "a")
+        assert store.session("b").resume() is not None
+        assert counted(store) == (3, 3)
+        store.session("c").delete()
+        store.session("nobody").delete()
+        assert counted(store) == (2, 2)
+        save(store, "d")
+        assert counted(store) == (3, 3)
+        store.flush()  # the catalog has all of it now, and what was changed is known beside it
+        assert counted(store) == (3, 3)
+        monkeypatch.undo()
+
+
+def test_counting_sessions_reads_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(tmp_path) as store:
+        for name in map(str, range(20)):
+            save(store, name)
+        store.flush()
+        save(store, "7")
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("the whole catalog was read")
+
+        monkeypatch.setattr(Catalog, "sessions", refuse)
+        monkeypatch.setattr(SavedSessions, "heads", refuse)
+        assert store.stats()["sessions"]["sessions"] == 20

@@ -323,10 +323,11 @@ class Catalog:
         with self.environment.reading() as txn:
             return list(self._saved.heads(txn))
 
-    def session_count(self) -> int:
-        """Return how many sessions there are, damaged ones included."""
+    def session_count(self, keys: Iterable[bytes] = ()) -> tuple[int, set[bytes]]:
+        """Return how many sessions there are, damaged ones included, and which of some keys are among them; of the
+        same moment."""
         with self.environment.reading() as txn:
-            return self._saved.count(txn)
+            return self._saved.count(txn), self._saved.held(txn, keys)
 
     def session_bytes(self) -> int:
         """Return how many bytes all sessions take."""
@@ -335,10 +336,11 @@ class Catalog:
         with self.environment.reading() as txn:
             return self._saved.nbytes(txn)
 
-    def sessions_by_namespace(self) -> Counter[bytes]:
-        """Return how many sessions each namespace has, by the first 16 bytes of its digest."""
+    def sessions_by_namespace(self, keys: Iterable[bytes] = ()) -> tuple[Counter[bytes], set[bytes]]:
+        """Return how many sessions each namespace has, by the first 16 bytes of its digest, and which of some keys are
+        among them; of the same moment."""
         with self.environment.reading() as txn:
-            return self._saved.by_namespace(txn)
+            return self._saved.by_namespace(txn), self._saved.held(txn, keys)
 
     def expire_sessions(self) -> int:
         """Remove the sessions whose time is over; return how many. Durable on return. Raises `CatalogError`."""

@@ -7,7 +7,7 @@ What changes something returns by how many bytes (`bytes_of`) sessions and texts
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,11 @@ class SavedSessions:
     def count(self, txn: Transaction) -> int:
         """Return how many sessions there are, damaged ones included."""
         return int(txn.stat(self.sessions)["entries"])
+
+    def held(self, txn: Transaction, keys: Iterable[bytes]) -> set[bytes]:
+        """Return those of some keys that have a session here, a damaged one included; looks at these keys alone."""
+        with txn.cursor(db=self.sessions) as cursor:
+            return {key for key in keys if cursor.set_key(key)}
 
     def nbytes(self, txn: Transaction) -> int:
         """Return how many bytes all sessions and texts take."""
