@@ -33,7 +33,7 @@ Timeout = Annotated[float, typer.Option(help="Seconds that one call of the serve
 
 @contextlib.contextmanager
 def _opened(url: str) -> Iterator[RemoteEngine]:
-    engine = open_engine(url)
+    engine = open_engine(url, make=False)
     try:
         yield engine
     finally:

@@ -91,7 +91,7 @@ def erase(
     with told(as_json):
         if key is not None and remote is None:
             raise ValueError("--key: is of a remote tier; name that with --remote")
-        shared = None if remote is None else RemoteConfig(remote, upload="eviction", promote="second", key=key)
+        shared = None if remote is None else _shared(remote, key)
         named = tokens is not None or tokens_file is not None or text is not None
         if sum((named, session is not None, whole_namespace)) != 1:
             raise ValueError("name one of a sequence (--tokens, --tokens-file, --text), --session, --whole-namespace")
@@ -101,15 +101,16 @@ def erase(
         space = stores.namespace_of(namespace) or b""
         if yes:
             with stores.writing(store, remote=shared) as opened:
+                nothing = whole_namespace and not _there(opened, ids, session, space)
                 done = _erase(opened, ids, session, space)
         else:
             with stores.reading(store) as opened:
                 there = _there(opened, ids, session, space)
+                nothing = whole_namespace and not there
     if not yes:
         if as_json:
             print_json({"erased": False, "blocks": there, "hint": "repeat with --yes to erase"})
         else:
-            nothing = whole_namespace and not there
             text = f"{there} blocks and what continues them would be erased; repeat with --yes"
             line(stores.nothing_in(namespace or "") if nothing else text)
         return
@@ -117,12 +118,17 @@ def erase(
     if as_json:
         print_json({"erased": True, **asdict(done), "exit_code": code})
     else:
-        line(f"{done.removed_blocks} blocks erased; {done.kept_blocks} stay, for others share or pin them")
+        text = f"{done.removed_blocks} blocks erased; {done.kept_blocks} stay, for others share or pin them"
+        line(stores.nothing_in(namespace or "") if nothing else text)
         if remote is not None:
             line(f"{done.remote_blocks} values removed from the remote tier")
         if done.remote_left:
             line(f"{done.remote_left} values may still be there, for it did not answer; erase again")
     leave(code)
+
+
+def _shared(url: str, key: Path | None) -> RemoteConfig:
+    return RemoteConfig(url, upload="eviction", promote="second", key=key, settings={"make": False})
 
 
 def _erase(opened: KVStore, ids: Tokens | None, session: str | None, space: bytes) -> EraseResult:

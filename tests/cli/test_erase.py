@@ -12,6 +12,7 @@ import small_stores as small
 from typer.testing import CliRunner
 
 from kvstore.cli import app
+from kvstore.cli.stores import nothing_in
 from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.survey import survey
 
@@ -73,3 +74,18 @@ def test_a_server_that_does_not_answer_is_said_with_the_exit_code(tmp_path: Path
 
 def test_a_key_without_a_tier_is_a_mistake(tmp_path: Path) -> None:
     assert "--remote" in _run(1, str(tmp_path / "a"), "--tokens", NAMED, "--key", str(tmp_path / "key"))["error"]
+
+
+def test_a_remote_folder_that_is_not_there_is_a_mistake_and_nothing_is_erased(tmp_path: Path, url: str) -> None:
+    typo = f"folder://{tmp_path}/typo"
+    done = _run(1, str(tmp_path / "a"), "--tokens", NAMED, "--remote", typo, "--yes")
+    assert "there is no such folder" in done["error"]
+    assert not (tmp_path / "typo").exists()
+    assert _run(0, str(tmp_path / "a"), "--tokens", NAMED)["blocks"] == len(LONGER) // small.BLOCK
+
+
+@pytest.mark.parametrize("more", [[], ["--yes"]], ids=["look", "yes"])
+def test_a_namespace_without_anything_is_told(tmp_path: Path, url: str, more: list[str]) -> None:
+    arguments = ["erase", str(tmp_path / "a"), "--whole-namespace", "--namespace", "nobody", *more]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.output.strip()) == (0, nothing_in("nobody"))

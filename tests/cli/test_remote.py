@@ -60,6 +60,13 @@ def test_verify_names_what_is_damaged_and_gc_removes_it_with_what_it_cuts_off(tm
     assert sorted(_stored(tmp_path, url, "b")) == [len(STEM), len(FORKS[0])]
 
 
+@pytest.mark.parametrize("command", [["stats"], ["verify"], ["gc"], ["gc", "--yes"]], ids=" ".join)
+def test_a_folder_that_is_not_there_is_a_mistake_and_is_not_made(tmp_path: Path, command: list[str]) -> None:
+    name, *more = command
+    assert "there is no such folder" in _run(1, name, f"folder://{tmp_path}/typo", *more)["error"]
+    assert not (tmp_path / "typo").exists()
+
+
 def test_gc_to_a_budget_takes_ends_before_what_they_continue(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

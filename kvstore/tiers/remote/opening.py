@@ -10,16 +10,17 @@ from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.engines.faulty import FaultPlan, FaultyEngine
 
 
-def open_engine(url: str, *, faults: FaultPlan | None = None, **settings: Any) -> RemoteEngine:
+def open_engine(url: str, *, faults: FaultPlan | None = None, make: bool = True, **settings: Any) -> RemoteEngine:
     """Open an engine.
 
     Args:
         url: `memory:NAME`, `folder:///path`, `valkey://host:port` and more; docs/remote.md tells of each.
         faults: what shall go wrong, for tests and drills.
+        make: whether a folder that is missing is made; it is refused otherwise.
         settings: of that engine's class, see its docstring.
 
     Raises:
-        ConfigError: no engine takes that URL or one of the settings.
+        ConfigError: no engine takes that URL or one of the settings, or there is no such folder.
         RemoteError: the engine could not be opened.
 
     Example:
@@ -27,22 +28,26 @@ def open_engine(url: str, *, faults: FaultPlan | None = None, **settings: Any) -
         True
     """
     try:
-        engine = _open(url, settings)
+        engine = _open(url, make, settings)
     except TypeError as error:
         raise ConfigError(f"{url.partition(':')[0]}: {error}") from error
     return engine if faults is None else FaultyEngine(engine, faults)
 
 
-def _open(url: str, settings: dict[str, Any]) -> RemoteEngine:
+def _open(url: str, make: bool, settings: dict[str, Any]) -> RemoteEngine:
     parts = urlsplit(url)
     if parts.scheme == "memory" and parts.path and not parts.netloc:
         from kvstore.tiers.remote.engines.memory import MemoryEngine
 
         return MemoryEngine(parts.path, **settings)
-    if parts.scheme == "folder" and parts.path.startswith("/") and not parts.netloc:
+    if parts.scheme == "folder":
+        if not url.partition(":")[2].startswith("///"):
+            raise ConfigError(
+                f"{url!r}: the path must be absolute, behind three slashes, such as folder:///mnt/shared/kv"
+            )
         from kvstore.tiers.remote.engines.folder import FolderEngine
 
-        return FolderEngine(unquote(parts.path), **settings)
+        return FolderEngine(unquote(parts.path), make=make, **settings)
     if parts.scheme.removesuffix("+cluster") in ("valkey", "redis", "valkeys", "rediss"):
         from kvstore.tiers.remote.engines.resp.url import open_resp
 

@@ -12,8 +12,17 @@ import pytest
 from remotecases import LONG_S, get, opened, put
 from threadruns import HANGS_S
 
-from kvstore.errors import RemoteError, RemoteFull, RemoteGarbled, RemoteRefused, RemoteTimeout, RemoteUnavailable
+from kvstore.errors import (
+    ConfigError,
+    RemoteError,
+    RemoteFull,
+    RemoteGarbled,
+    RemoteRefused,
+    RemoteTimeout,
+    RemoteUnavailable,
+)
 from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.remote.opening import open_engine
 
 SOON_S = 0.1
 
@@ -121,6 +130,29 @@ def test_a_folder_that_cannot_be_made_yet_is_made_with_a_later_write(tmp_path: P
         (tmp_path / "mount").unlink()
         assert put(engine, "kvs1/a", b"a")
         assert engine.limits.has_put_if_absent
+
+
+def test_a_folder_that_had_to_be_made_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with opened(f"folder://{tmp_path}/mount/kv") as engine:
+            put(engine, "kvs1/a", b"a")
+    (record,) = [each for each in caplog.records if each.name == "kvstore.remote_folder_made"]
+    assert record.levelname == "WARNING"
+    assert f"{tmp_path}/mount/kv: there was no such folder" in record.getMessage()
+
+
+def test_a_folder_that_is_only_looked_at_must_be_there_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
+    for name in ("typo", "a%20file"):
+        with pytest.raises(ConfigError, match="there is no such folder"):
+            open_engine(f"folder://{tmp_path}/{name}", make=False)
+    (tmp_path / "mount").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mount")
+    with opened(f"folder://{tmp_path}/link", make=False) as engine:
+        assert list(engine.list("kvs1/", LONG_S)) == []
+        assert not any((tmp_path / "mount").iterdir())
+        assert put(engine, "kvs1/a", b"a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a file", "link", "mount"]
 
 
 def test_links_are_not_followed_and_files_of_others_are_not_listed(tmp_path: Path) -> None:

@@ -18,6 +18,13 @@ def test_urls_of_no_engine(url: str) -> None:
         open_engine(url)
 
 
+@pytest.mark.parametrize("url", ["folder:x", "folder:/tmp/x", "folder://rel/path", "folder:", "folder://", "Folder:/x"])
+def test_a_folder_is_named_by_an_absolute_path_behind_three_slashes(url: str) -> None:
+    with pytest.raises(ConfigError, match="absolute, behind three slashes, such as folder:///mnt") as caught:
+        open_engine(url)
+    assert repr(url) in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["memory:x", "valkey://:secret@h", "redis+cluster://:secret@h"])
 def test_settings_of_no_engine_are_named(url: str) -> None:
     with pytest.raises(ConfigError, match="no_such_setting") as caught:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+from kvstore.errors import ConfigError
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all, write_all
 from kvstore.tiers.remote.keys import is_key
 from kvstore.tiers.remote.values import too_large
 
+_log = logging.getLogger("kvstore.remote_folder_made")
 _MARK = "~"  # begins the names of what is no part of a key
 _NEW = "~new"
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -41,9 +44,21 @@ class ValueFiles:
         self._fs = fs or FileSystem()
         self._numbers = itertools.count()
 
+    def check(self) -> None:
+        """Change nothing. Raises `ConfigError` if there is no such folder."""
+        if not self._is_a_folder():
+            raise ConfigError(f"{self.path}: there is no such folder; name one that is there, or mount it first")
+
     def prepare(self) -> None:
         """Make the folders, and find out whether files can have two names here."""
+        was_there = self._is_a_folder()
         self._fs.mkdir(os.path.join(self.path, _NEW))
+        if not was_there:
+            _log.warning(
+                "%s: there was no such folder, and it was made for the remote tier. If something should be mounted "
+                "there, nothing is, and values fill the disk of this machine: mount it, and open the store again",
+                self.path,
+            )
         first, second = self._temporary(), self._temporary()
         close_quietly(self._fs, self._fs.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         try:
@@ -57,6 +72,13 @@ class ValueFiles:
         finally:
             self._fs.unlink(first)
         self._is_prepared = True
+
+    def _is_a_folder(self) -> bool:
+        try:
+            self._fs.names(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def _temporary(self) -> str:
         name = f"{os.uname().nodename}.{os.getpid()}.{id(self):x}.{next(self._numbers)}"

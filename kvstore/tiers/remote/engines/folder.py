@@ -33,10 +33,15 @@ class FolderEngine:
     before all calls are late. Nothing expires; `touch` sets a file's time, and `ages` goes by that.
 
     Args:
-        path: made if it is missing, at opening or, if that fails, with the next write.
+        path: made if it is missing, at opening or, if that fails, with the next write; this is logged as a warning.
+        make: False to refuse a path that is missing, and to write nothing at opening.
         max_value_bytes, parcel_bytes: see `RemoteLimits`.
         timeout_s: for opening.
         fs: file calls.
+
+    Raises:
+        ConfigError: without `make`, there is no such folder.
+        RemoteError: without `make`, it could not be looked at.
 
     Example:
         >>> import tempfile
@@ -54,6 +59,7 @@ class FolderEngine:
         timeout_s: float = 5.0,
         fs: FileSystem | None = None,
         parcel_bytes: int = 0,
+        make: bool = True,
     ) -> None:
         self._files = ValueFiles(path, fs)
         self._name = f"folder:{self._files.path}"
@@ -61,6 +67,9 @@ class FolderEngine:
         self._threads = Threads(self._name, most=16)
         self._max_value_bytes = max_value_bytes
         self._parcel_bytes = parcel_bytes
+        if not make:
+            self._run(self._files.check, Deadline(timeout_s))
+            return
         try:
             self._run(self._files.prepare, Deadline(timeout_s))
         except RemoteError:
