@@ -86,8 +86,9 @@ class RequestReport:
             last block that grows is written anew, and counts whole.
         tiers: reused tokens by where they came from.
         get_seconds: what getting them took.
-        seconds: what the whole call took; until the model began, if the store did not serve it.
-        served: whether the store served the call.
+        seconds: what the whole call took, the model included.
+        served: whether the store served the call. A store that failed whenever it was asked, as a closed one does, did
+            not.
         why: why no more was reused, or why the store did not serve the call; "" if nothing was missing.
 
     Example:

@@ -16,7 +16,7 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 import kvstore
-from kvstore import ConfigError, IdentityMismatch, KVStore, ModelIdentity
+from kvstore import ConfigError, IdentityMismatch, KVStore, ModelIdentity, ReadOnlyStore
 from kvstore.core.results import RequestReport
 from kvstore.integrations.transformers import generate
 
@@ -298,3 +298,58 @@ def test_weights_that_change_while_attached_are_noticed(store: KVStore, llama: A
         llama.generate(prompt, **GREEDY)
         assert not said(store).served
         assert "IdentityMismatch" in said(store).why
+
+
+def test_a_closed_store_did_not_serve(store: KVStore, llama: Any) -> None:
+    prompt = tokens(20)
+    want = llama.generate(prompt, **GREEDY)
+    with kvstore.attach(llama, None, store):
+        llama.generate(prompt, **GREEDY)
+        store.close()
+        for ids in (prompt, prompt[:, :1], torch.cat([prompt, prompt])):
+            mask = torch.ones_like(ids)
+            assert torch.equal(llama.generate(ids, attention_mask=mask, **GREEDY)[0], want[0]) or ids.shape[1] == 1
+            report = said(store)
+            assert (report.served, report.why) == (False, "the store is closed; open it again")
+            assert (report.prompt_tokens, report.computed_tokens) == (ids.numel(), ids.numel())
+    assert store.metrics.snapshot()["fallback_not_served"] == 3
+
+
+def test_what_is_not_served_has_its_true_number_of_tokens(store: KVStore, llama: Any) -> None:
+    ids = torch.cat([tokens(12), tokens(12, seed=1)])
+    right = torch.ones_like(ids)
+    right[1, 8:] = 0
+    marked = tokens(12, seed=2)
+    marked[0, :3] = 0
+    with kvstore.attach(llama, None, store):
+        for count, given, options in (
+            (20, ids, {"attention_mask": right}),
+            (12 - 3, marked, {"pad_token_id": 0}),
+            (12, tokens(12), {"prompt_lookup_num_tokens": 2}),
+            (24, ids, {}),  # a batch without a mask
+        ):
+            llama.generate(given, **GREEDY, **options)
+            report = said(store)
+            assert (report.served, report.prompt_tokens, report.computed_tokens) == (False, count, count), report.why
+
+
+@pytest.mark.parametrize("session", [None, "alice"])
+def test_a_store_that_is_only_read_serves_and_warns_of_nothing(
+    store: KVStore, llama: Any, session: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt, other = tokens(40), tokens(30, seed=5)
+    with kvstore.attach(llama, None, store):
+        want = llama.generate(prompt, **GREEDY)
+    store.close()
+    caplog.set_level("INFO")
+    with KVStore(store.path, store.identity, CONFIG, read_only=True) as reader:
+        with kvstore.attach(llama, None, reader, session=session):
+            assert torch.equal(llama.generate(prompt, **GREEDY), want)
+            assert (said(reader).served, said(reader).reused_tokens, said(reader).new_tokens) == (True, 39, 0)
+            llama.generate(other, **GREEDY)
+            assert (said(reader).served, said(reader).reused_tokens) == (True, 0)
+        assert not [name for name in reader.metrics.snapshot() if name.startswith("fallback_")]
+        with pytest.raises(ReadOnlyStore):  # who names the store hears of it
+            generate(llama, other, store=reader, **GREEDY)
+    (line,) = [each for each in caplog.records if each.name == "kvstore.attach"]
+    assert (line.levelname, "the store is read only: answers are not stored" in line.getMessage()) == ("INFO", True)

@@ -146,12 +146,16 @@ class Attachment:
             finally:
                 self._thread.request = inner  # of a call that goes on: its streamer or criteria made this one
                 if reason is None:
-                    self._tell(request.report(None))
+                    report = request.report(None)
+                    if not report.served:
+                        self.store.metrics.add(Metric.FALLBACK_NOT_SERVED, because=report.why)
+                    self._tell(report)
         self.store.metrics.add(Metric.FALLBACK_NOT_SERVED, because=reason)
         try:
             return self._before(*args, **kwargs)
         finally:
-            self._tell(request.report(reason))  # behind those of calls that it made itself
+            # Behind those of calls that it made itself.
+            self._tell(request.report(reason, _prompt_tokens(self.model, ids, more)))
 
     def _tell(self, report: RequestReport) -> None:
         self.store.last_request = report
@@ -203,7 +207,8 @@ def attach(
     broken off keeps it; the answer is stored when it is whole. `store.last_request` and `on_request` say what was
     reused. What cannot be served (assisted decoding, image inputs, a cache of the caller's own, ...) runs as before,
     counted as `fallback_not_served` and logged. Answers never fail because of the store: what it cannot take, also
-    because it was closed meanwhile, is counted as `fallback_answer_not_stored`.
+    because it was closed meanwhile, is counted as `fallback_answer_not_stored`. A store that is only read serves
+    what it has, and takes nothing.
 
     A single call may say otherwise: `model.generate(..., session="alice", ttl=60.0)`, or `with attachment.using(...)`
     where a library makes the call. Sessions are for single prompts.
@@ -243,6 +248,8 @@ def attach(
         _refuse_second(model)
         made = Attachment(model, store, options, on_request)
         _attached[model] = weakref.ref(made)
+    if store.read_only:
+        _log.info("%s: the store is read only: answers are not stored", store.path)
     return made
 
 
@@ -304,6 +311,17 @@ def _why_not(model: Any, ids: Any, kwargs: dict[str, Any]) -> str | None:
     if kwargs.get("attention_mask") is None and bool(torch.isin(ids.cpu(), torch.tensor(pad)).any()) and pad != eos:
         return "the prompt may be padded, and there is no attention_mask that says so"
     return None
+
+
+def _prompt_tokens(model: Any, ids: Any, kwargs: dict[str, Any]) -> int:
+    """How many tokens a prompt has without its padding, as the model's own `generate` takes it; 0 if it is no ids."""
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
+        return 0
+    mask = kwargs.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+        return int((mask != 0).sum())
+    eos, pad = ends(model, kwargs)
+    return int((~torch.isin(ids.cpu(), torch.tensor(pad))).sum()) if mask is None and pad != eos else ids.numel()
 
 
 def _copies(model: Any, kwargs: dict[str, Any]) -> int:

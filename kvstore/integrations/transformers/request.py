@@ -55,7 +55,13 @@ class Request:
         self._seconds = 0.0
         self._tiers: Counter[str] = Counter()
         self._why = ""
+        self._error = ""  # the first of the store's
         self._reused = self._new_tokens = 0
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether nothing is to be stored, and nobody need hear of it: the store is only read."""
+        return self.store.read_only and not self.raises
 
     def asks(self, rows: Rows, copies: int) -> None:
         """Note the prompts, and how many rows of the cache each has."""
@@ -76,6 +82,8 @@ class Request:
     def save_prompt(self) -> None:
         """Store the prompts. What the store cannot take is counted."""
         cache, self._cache = self._cache, None
+        if self.keeps_nothing:
+            return
         scores = scores_of(cache) if self.store.config.score_prompts else None
         if self._copies == 1 and len(self._prompts) == 1 and not self._begins[0]:
             tokens = self._prompts[0]
@@ -127,9 +135,22 @@ class Request:
             tokens,
         )
 
-    def report(self, reason: str | None) -> RequestReport:
-        """Say what was reused. reason: why the call ran without the store; None if it did not."""
-        prompt = sum(map(len, self._prompts))
+    def failed(self, error: KVStoreError) -> None:
+        """Note that a call of the store raised. Raises it again if the caller is to hear of it."""
+        if self.raises:
+            raise error
+        self._error = self._error or str(error)
+
+    def report(self, reason: str | None, prompt: int = 0) -> RequestReport:
+        """Say what was reused.
+
+        Args:
+            reason: why the call ran without the store; None if it did not.
+            prompt: its tokens, if `asks` could not be told of them.
+        """
+        prompt = sum(map(len, self._prompts)) or prompt
+        if reason is None and self._error and not (self._reused or self._new_tokens):
+            reason = self._error  # it was asked, and gave and took nothing
         why = reason if reason is not None else self._why
         return RequestReport(
             prompt_tokens=prompt,
@@ -144,11 +165,12 @@ class Request:
         )
 
     def _kept(self, put: Any, tokens: Any) -> PutResult:
+        if self.keeps_nothing:
+            return PutResult(len(tokens), 0, 0, 0, 0.0)
         try:
             done: PutResult = put()
         except KVStoreError as error:
-            if self.raises:
-                raise
+            self.failed(error)
             self.store.metrics.add(Metric.FALLBACK_ANSWER_NOT_STORED, because=error)
             return PutResult(len(tokens), 0, 0, 0, 0.0)
         self._new_tokens += done.new_tokens
@@ -197,17 +219,15 @@ class RequestStore:
     def contains(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         try:
             return self.request.store.contains(tokens, namespace=namespace)
-        except KVStoreError:
-            if self.request.raises:
-                raise
+        except KVStoreError as error:
+            self.request.failed(error)
             return 0
 
     def get(self, tokens: Any, *, namespace: str | bytes = b"", **options: Any) -> Hit | None:
         try:
             hit = self.request.store.get(tokens, namespace=namespace, **options)
-        except KVStoreError:
-            if self.request.raises:
-                raise
+        except KVStoreError as error:
+            self.request.failed(error)
             hit = None
         self.request.got(hit, min(len(tokens), options.get("max_tokens") or len(tokens)), tokens)
         return hit
