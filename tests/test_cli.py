@@ -68,6 +68,16 @@ def test_mistakes_are_told_in_one_line(changes: dict[str, str], message: str, mo
     assert not (tmp_path / "p").exists()
 
 
+def test_a_monotonous_text_is_a_mistake_and_another_one_does(model: Path, tmp_path: Path) -> None:
+    changes = {"model": model, "windows": "4", "length": "64", "parts": "lossless,lossy"}
+    (tmp_path / "same").write_text("a" * 100_000)
+    done = run(tmp_path, **{**changes, "text": tmp_path / "same"})
+    assert (done.exit_code, "Traceback" in done.output) == (1, False)
+    assert "error: text: is too monotonous to fit a predictor to (lossy); name another" in done.output
+    assert not (tmp_path / "p").exists()
+    assert run(tmp_path, **changes).exit_code == 0
+
+
 def test_an_interrupted_run_says_how_to_go_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_args: object, **_options: object) -> None:
         raise KeyboardInterrupt

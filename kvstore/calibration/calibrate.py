@@ -9,6 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from kvstore.calibration.approximate.cases import check_cases
 from kvstore.calibration.donor.passages import check_passages
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
@@ -64,7 +67,7 @@ def calibrate(
     Raises:
         UnsupportedModel: names what the model lacks.
         UnsupportedLength: keys depend on the length, and those of such windows are not of this regime.
-        ConfigError: a bad argument, or too little text.
+        ConfigError: a bad argument, too little text, or one that is too monotonous.
         OSError: a file cannot be read or written.
     """
     chosen = _chosen(parts)
@@ -125,7 +128,10 @@ def _fit_all(
         elif dump.layout.is_grouped and name not in ("lossless", "levels"):
             progress(f"{name}: not for layers with windows, left out", 0, 0)
         else:
-            sections[name], reports[name] = _fit(fitted, dump, sections, model, progress)
+            try:
+                sections[name], reports[name] = _fit(fitted, dump, sections, model, progress)
+            except (np.linalg.LinAlgError, torch.linalg.LinAlgError) as error:
+                raise ConfigError(f"text: is too monotonous to fit a predictor to ({name}); name another") from error
     return sections, reports
 
 
@@ -155,8 +161,6 @@ def load_model(folder: Path, dtype: str = "bfloat16") -> tuple[Any, Any]:
         raise ConfigError(f"dtype: expected bfloat16, float16 or float32, found {dtype!r}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no model (config.json is missing); name the folder of a checkpoint")
-    import torch
-
     try:
         transformers: Any = import_module("transformers")  # without types
     except ModuleNotFoundError:

@@ -9,6 +9,7 @@ from pathlib import Path
 import learncases
 import pytest
 import small_stores
+import torch
 from awaiting import calls_of
 
 from kvstore import KVStore, TierConfig
@@ -213,3 +214,18 @@ def test_an_error_while_learning_is_counted_and_changes_nothing(path: Path, monk
         assert store.learn().state == "failed"
         assert store.stats()["counters"]["learning_failed"] == 1
         assert learncases.is_whole(store, range(2))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-38])
+def test_caches_that_are_all_alike_are_not_worth_it_until_others_come(tmp_path: Path, value: float) -> None:
+    with learncases.open_store(tmp_path / "store") as store:
+        for number in range(learncases.ENOUGH):
+            tokens = learncases.tokens_of(number)
+            store.put(tokens, [tuple(torch.full_like(x, value) for x in pair) for pair in learncases.kv_of(tokens)])
+        store.flush()
+        status = store.learn()
+        assert status.state == "not worth it", status
+        assert status.why == "the blocks are too much alike to fit a predictor to them"
+        assert "learning_failed" not in store.stats()["counters"]
+        learncases.fill(store, first=100, count=2 * learncases.ENOUGH)
+        assert store.learn().state == "adopted"
