@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ Array = npt.NDArray[Any]
 Sections = Mapping[str, Mapping[str, Array]]
 
 NO_PROFILE = bytes(16)
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _NAMES = {kind: name for name, kind in DTYPES.items()}
 
 
@@ -108,7 +110,7 @@ class Profile:
         """
         name = os.fspath(path)
         try:
-            with open(name, "rb") as file:
+            with _opened(name) as file:
                 head = _head_of(file, name)  # before the rest, which may be large, is read
                 file.seek(0)
                 data = file.read(head.nbytes)
@@ -177,9 +179,11 @@ class Profile:
         """Write the file, whole or not at all; replace one that is there. Durable on return.
 
         Raises:
+            ProfileError: something else than a file is there.
             OSError: the file cannot be written.
         """
         target = Path(path)
+        check_target(target)
         fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with open(fd, "wb") as file:
@@ -277,7 +281,7 @@ class ProfileFile:
         """
         name = os.fspath(path)
         try:
-            with open(name, "rb") as file:
+            with _opened(name) as file:
                 head = _head_of(file, name)
         except OSError as error:
             raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {NEW}") from error
@@ -311,6 +315,32 @@ class ProfileFile:
 def profile_id_of(data: bytes | memoryview) -> bytes:
     """Return the id of the profile with these bytes."""
     return xxhash.xxh3_128_digest(data)
+
+
+def check_target(path: Path) -> None:
+    """Check that a profile may be written there.
+
+    Raises:
+        ProfileError: something else than a file is there, or a link to something else.
+        OSError: it cannot be looked at.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise ProfileError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; name a file")
+
+
+def _opened(name: str) -> BinaryIO:
+    """A regular file, opened without waiting for whoever else may open it. Raises `OSError` and `ProfileError`."""
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+        raise ProfileError(f"{name}: cannot be read: it is {kind}; name another file, or {NEW}")
+    return open(fd, "rb")
 
 
 def _head_of(file: BinaryIO, name: str) -> ProfileHead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,12 @@ def test_mistakes_are_told_in_one_line(changes: dict[str, str], message: str, mo
     assert message in done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "p").exists()
+
+
+def test_what_is_no_file_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = run(tmp_path, model="nowhere", out=tmp_path / "pipe")
+    assert (done.exit_code, "pipe: is a FIFO; name a file" in done.output) == (1, True)
 
 
 def test_a_monotonous_text_is_a_mistake_and_another_one_does(model: Path, tmp_path: Path) -> None:

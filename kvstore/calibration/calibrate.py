@@ -130,7 +130,7 @@ def _fit_all(
         else:
             try:
                 sections[name], reports[name] = _fit(fitted, dump, sections, model, progress)
-            except (np.linalg.LinAlgError, torch.linalg.LinAlgError) as error:
+            except (np.linalg.LinAlgError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
                 raise ConfigError(f"text: is too monotonous to fit a predictor to ({name}); name another") from error
     return sections, reports
 

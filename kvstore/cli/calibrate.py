@@ -37,12 +37,12 @@ def calibrate(
         from kvstore.calibration.calibrate import calibrate as make
         from kvstore.calibration.calibrate import load_model, load_text
         from kvstore.calibration.report import size_line, table
+        from kvstore.codecs.profile import check_target
 
         words = load_text(text, windows, length)
         if not out.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such folder", str(out.parent))
-        if out.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a folder", str(out))
+        check_target(out)
         loaded, tokenizer = load_model(model)
         with progress_bars(as_json) as progress:
             names = tuple(name.strip() for name in parts.split(",") if name.strip())

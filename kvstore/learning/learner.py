@@ -151,7 +151,7 @@ class Learner:
             pass
         except BlocksGone:
             self.status = self.status.now(status.WAITING, "blocks left while they were looked at")
-        except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
+        except (np.linalg.LinAlgError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             self._wanted_tokens = 2 * residency.disk.tokens if residency.disk is not None else 0
             self.status = before.now(status.NOT_WORTH, "the blocks are too much alike to fit a predictor to them")
         except (ProfileError, ValueError) as error:

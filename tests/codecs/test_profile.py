@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import stat
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -218,6 +220,32 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ProfileError, match="cannot be read"):
             Profile.load(path)
+
+
+def made(kind: str, path: Path) -> None:
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+            path.read_bytes()  # nothing: it is as /dev/null
+        except OSError:
+            pytest.skip("no device may be made or opened here")
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a device"])
+def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path, kind: str) -> None:
+    made(kind, tmp_path / "p")
+    before = os.lstat(tmp_path / "p")
+    with pytest.raises(ProfileError, match=f"is {kind}; name a file"):
+        make().save(tmp_path / "p")
+    for read in (Profile.load, ProfileFile.open):
+        with pytest.raises(ProfileError, match=f"it is {kind}; name another file"):
+            read(tmp_path / "p", IDENTITY)
+    assert os.lstat(tmp_path / "p").st_ino == before.st_ino
+    assert [each.name for each in tmp_path.iterdir()] == ["p"]
 
 
 def test_sizes_are_checked_before_the_file_is_read(tmp_path: Path) -> None:
