@@ -329,8 +329,9 @@ def _checked_identity(model: Any, store: KVStore) -> ModelIdentity:
     differ = differing_parts(theirs.weights, mine.weights) if theirs.weights.startswith(SAMPLED) else {}
     if differ:
         what = " and ".join(_WORDS.get(part, part) for part in differ)
+        whose = f"{theirs.model} {theirs.revision}".strip()
         raise IdentityMismatch(
-            f"the store holds caches that the model computed with other {what} ({theirs.model} {theirs.revision}); "
+            f"the store holds caches that the model computed with other {what} ({whose}); "
             "set the model back, or open another store with ModelIdentity.from_transformers(model)"
         )
     return mine
