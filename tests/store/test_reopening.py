@@ -243,3 +243,9 @@ def test_a_folder_of_its_own_is_no_matter(
         (tmp_path / name).touch() if name == "writer.lock" else (tmp_path / name).mkdir()
     KVStore(tmp_path, IDENTITY, small_stores.config()).close()
     assert "folder_not_empty" not in caplog.text
+
+
+def test_what_stands_in_place_of_segments_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "segments")
+    with pytest.raises(ConfigError, match="segments is a FIFO; name a folder"):
+        KVStore(tmp_path, IDENTITY, small_stores.config())

@@ -88,6 +88,8 @@ class Attachment:
             return self._generate(args, kwargs)
 
         model.generate = attached
+        if store.read_only:
+            _log.info("%s: the store is read only: answers are not stored", store.path)
 
     def detach(self) -> None:
         """Give the model its own `generate` back. Idempotent."""
@@ -248,8 +250,6 @@ def attach(
         _refuse_second(model)
         made = Attachment(model, store, options, on_request)
         _attached[model] = weakref.ref(made)
-    if store.read_only:
-        _log.info("%s: the store is read only: answers are not stored", store.path)
     return made
 
 

@@ -55,7 +55,11 @@ def told(path: str) -> Iterator[None]:
     except NotAFile as error:
         raise CorruptStore(f"{error.filename}: {error.strerror}; remove it, then open the store again") from error
     except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError(f"path: {error.filename or path} is a file; name a folder") from error
+        where = str(error.filename or path)
+        kind = "a file"
+        with contextlib.suppress(OSError):  # it leads through a file
+            kind = FileSystem().kind(where)
+        raise ConfigError(f"path: {where} is {kind}; name a folder") from error
     except OSError as error:
         raise DiskError(
             f"{error.filename or path}: the store cannot be opened now: {error.strerror or error}. Its contents are "
