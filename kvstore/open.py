@@ -130,6 +130,11 @@ class Engine:
         """Write nothing any more, for time has run out; return how many blocks were not written."""
         return self.put_path.queue.abandon() if self.put_path is not None else 0
 
+    def why_dropped(self) -> str:
+        """Return the counters of blocks that were dropped since the store was opened."""
+        found = self.residency.metrics.snapshot().items()
+        return ", ".join(f"{name} {count:g}" for name, count in found if name.startswith("dropped_")) or "nothing"
+
     def compact(self, move: bool) -> CompactResult:
         """See `KVStore.compact`."""
         metrics, disk = self.residency.metrics, self.residency.disk
@@ -266,7 +271,8 @@ def open_to_end(
         The errors of `open_engine`.
     """
     engine = open_engine(path, identity, config, metrics, calls, **how)
-    return engine, Ending(place, engine.own, calls.close, engine.close, engine.abandon, config.exit_timeout_s)
+    ends = engine.close, engine.abandon, engine.why_dropped
+    return engine, Ending(place, engine.own, calls.close, *ends, config.exit_timeout_s)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from kvstore.cli.errors import FAILED, OK, leave, told
 from kvstore.cli.output import AsJson, line, print_json, size
 from kvstore.core.results import EraseResult
 from kvstore.core.tokens import Tokens
+from kvstore.errors import ConfigError
 from kvstore.remote_config import RemoteConfig
 from kvstore.setting_checks import parse_size
 from kvstore.stored import stored_bytes
@@ -60,9 +61,12 @@ def evict(
     """Evict the least recently used sequences until the store takes no more than a size; pins stay."""
     with told(as_json):
         budget, before = parse_size(to), stored_bytes(store)
-        with stores.writing(store, budget) as opened:
-            evicted = int(opened.stats()["counters"].get("disk_evicted_records", 0))
-            records = len(opened)
+        try:
+            with stores.writing(store, budget) as opened:
+                evicted = int(opened.stats()["counters"].get("disk_evicted_records", 0))
+                records = len(opened)
+        except ConfigError as error:  # of a setting that nobody gave here
+            raise ConfigError(str(error).replace("disk.bytes: ", "--to: ")) from error
         document = {"before": before, "after": stored_bytes(store), "evicted_records": evicted, "records": records}
     if as_json:
         print_json(document)

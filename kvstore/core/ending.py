@@ -45,6 +45,7 @@ class Ending:
         no_more_calls: lets no call begin any more, and waits so many seconds for those under way.
         close: writes what is queued and closes everything; says what became of it.
         abandon: writes nothing any more; returns how many blocks were not written.
+        why_dropped: says why blocks were dropped since the store was opened.
         timeout_s: how long the end of the program waits for `close`.
     """
 
@@ -55,6 +56,7 @@ class Ending:
         no_more_calls: Callable[[float], bool],
         close: Callable[[], FlushResult],
         abandon: Callable[[], int],
+        why_dropped: Callable[[], str],
         timeout_s: float,
     ) -> None:
         self.place = place
@@ -64,6 +66,7 @@ class Ending:
         self._no_more_calls = no_more_calls
         self._close = close
         self._abandon = abandon
+        self._why_dropped = why_dropped
         self._error: BaseException | None = None
         self._result = FlushResult(0, 0)
         self._open = threading.Lock()  # held until the store is closed
@@ -151,7 +154,8 @@ class Ending:
             self._result = self._close()
             if self._result.dropped_blocks:
                 self._say(
-                    f"{self.place}: closed; {self._result.dropped_blocks} blocks could not be written and are lost"
+                    f"{self.place}: closed; {self._result.dropped_blocks} blocks could not be written and are lost; "
+                    f"counted since it was opened: {self._why_dropped()}"
                 )
         except BaseException as error:
             _log.exception("%s: the store could not be closed in order", self.place)

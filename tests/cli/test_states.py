@@ -150,7 +150,7 @@ def test_every_command_is_in_the_table() -> None:
         (["explain", "STORE", "--text", "a"], "--text: needs --tokenizer"),
         (["explain", "STORE", "--text", "a", "--tokenizer", "nowhere"], "nowhere: no tokenizer can be loaded"),
         (["evict", "STORE", "--to", "much"], "'much' is no size"),
-        (["evict", "STORE", "--to", "4KiB"], "disk.bytes"),
+        (["evict", "STORE", "--to", "4KiB"], "--to: 4096 is below"),
         (["erase", "STORE"], "name one of a sequence"),
         (["erase", "STORE", "--whole-namespace"], "name it with --namespace"),
         (["ls", "STORE", "--namespace", "digest:00"], "64 hexadecimal digits"),

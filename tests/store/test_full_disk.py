@@ -118,6 +118,14 @@ def test_puts_that_find_no_room_on_a_full_disk_cost_nothing_that_is_stored(tmp_p
         assert all(stored(store, tokens) == 21 for tokens in SEQUENCES[:3])
 
 
+def test_what_is_lost_at_the_close_is_told_with_its_cause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fs = FullFS(Fault("allocate", 1, errno.ENOSPC, sticky=True))
+    with KVStore(tmp_path, identity(), config(host=0), fs=fs) as store:
+        put(store, tokens_of(1, 9))
+    assert "closed; 3 blocks could not be written and are lost; counted since it was opened: " in caplog.text
+    assert "dropped_no_space 3" in caplog.text
+
+
 def test_no_more_than_once_is_evicted_for_a_catalog_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
