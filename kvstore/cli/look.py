@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FIRST = 8  # tokens of a sequence that are printed
 _FIRST_TEXT = 64  # tokens whose text is
+_BEFORE = 24  # characters of what parts sequences before they part from the one most like them
 _SHORT = 8  # so many tokens that sequences share are printed with what follows
 
 
@@ -34,16 +35,18 @@ def ls(
     tokenizer: stores.TokenizerFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stored sequences, the longest first; with --tokenizer the text of each, from where it parts from the others
-    of the list."""
+    """List stored sequences, the longest first; with --tokenizer the text of each, from where it parts from the one
+    most like it in the list, and before that what stands where not all of them are alike any more."""
     with told(as_json), _words(tokenizer) as text_of, stores.reading(store) as opened:
         wanted = stores.namespace_of(namespace)
         found = [s for s in opened.inventory().sequences if wanted is None or s.namespace == wanted]
         listed = found[: limit or None]
         rows = [{**_sequence(each), **text_of(each.tokens)} for each in listed]
         if tokenizer is not None:
-            for row, each, start in zip(rows, listed, _partings([each.tokens for each in listed]), strict=True):
+            partings, first = _partings([each.tokens for each in listed])
+            for row, each, start in zip(rows, listed, partings, strict=True):
                 row |= {"parts_at": start, "parts": text_of(each.tokens[start:])["text"]}
+                row |= {"differs_at": first, "differs": text_of(each.tokens[first:start])["text"]}
     document = {"store": str(store), "sequences": rows, "count": len(found)}
     if as_json:
         print_json(document)
@@ -68,26 +71,31 @@ def _words(tokenizer: Path | None) -> Iterator[Callable[[Tokens], dict[str, str]
     yield lambda tokens: {} if words is None else {"text": str(words.decode(tokens[:_FIRST_TEXT].tolist()))}
 
 
-def _partings(listed: Sequence[Tokens]) -> list[int]:
+def _partings(listed: Sequence[Tokens]) -> tuple[list[int], int]:
     """Where each sequence parts from all others of a list: how many tokens it shares with the one most like it, and of
-    what another one continues the last token."""
+    what another one continues the last token; and how many tokens all of them share."""
     order = sorted(range(len(listed)), key=lambda i: listed[i].astype(">u4").tobytes())
-    found = [0] * len(listed)
+    found, common = [0] * len(listed), min(map(len, listed), default=0)
     for one, other in itertools.pairwise(order):  # in this order the one most like it is beside it
         a, b = listed[one], listed[other]
         count = min(len(a), len(b))
         differs = np.flatnonzero(a[:count] != b[:count])
         shared = int(differs[0]) if len(differs) else count
+        common = min(common, shared)
         for i in (one, other):
             found[i] = max(found[i], min(shared, len(listed[i]) - 1))
-    return found
+    return found, common
 
 
 def _shown_text(row: dict[str, Any]) -> Any:
     """What the table says of the tokens: text where there is a tokenizer."""
     if "text" not in row:
         return row["begins"]
-    return f"… {row['parts']}" if row["parts_at"] > _SHORT else row["text"]
+    if row["parts_at"] <= _SHORT:
+        return row["text"]
+    begin = "… " if row["differs_at"] else ""
+    before = f"{begin}{row['differs'][:_BEFORE]} " if row["differs"].strip() else ""
+    return f"{before}… {row['parts']}"
 
 
 def _sequence(found: SequenceInfo) -> dict[str, Any]:

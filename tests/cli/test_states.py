@@ -267,9 +267,22 @@ def test_beginnings_are_shown_as_text_that_cannot_steer_the_terminal(tmp_path: P
 
 def test_where_a_sequence_parts_from_all_others() -> None:
     listed = [np.array(ids, np.uint32) for ids in ([1, 2, 3, 4], [1, 2, 5], [1, 2, 3], [9], [1, 2, 5, 7, 7], [300, 1])]
-    assert look._partings(listed) == [3, 2, 2, 0, 3, 0]
-    assert look._partings(listed[:1]) == [0]
-    assert look._partings([]) == []
+    assert look._partings(listed) == ([3, 2, 2, 0, 3, 0], 0)
+    assert look._partings(listed[:3]) == ([3, 2, 2], 2)
+    assert look._partings(listed[:1]) == ([0], 4)
+    assert look._partings([]) == ([], 0)
+
+
+def test_texts_that_end_alike_are_told_apart_by_what_parts_them_before(tmp_path: Path) -> None:
+    calibrated.tokenizer().save_pretrained(tmp_path / "words")
+    with KVStore(tmp_path / "store", identity(), config()) as store:
+        for text in (f"Be kind. {about} is a long story. What {what}?" for about in ("Ann", "Bob") for what in "xy"):
+            ids = calibrated.tokenizer()(text).input_ids
+            store.put(ids, kv_of(ids))
+    listed = run("ls", str(tmp_path / "store"), "--tokenizer", str(tmp_path / "words")).stdout
+    for about in ("Ann", "Bob"):
+        for what in "xy":
+            assert f"… {about} is a long story. Wha … {what}?" in listed
 
 
 def test_who_has_the_store_locked_is_told_for_the_shell(made: Path) -> None:
