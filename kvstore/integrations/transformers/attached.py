@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from kvstore.core.session_record import session_key
 from kvstore.errors import IdentityMismatch, KVStoreError
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.answers import ends, setting
+from kvstore.integrations.transformers.around import around
 from kvstore.integrations.transformers.feeding import is_fed
 from kvstore.integrations.transformers.generation import generate
 from kvstore.integrations.transformers.padding import Rows
@@ -81,13 +83,13 @@ class Attachment:
         self._on_request = on_request
         self._before = model.generate
         self._thread = threading.local()  # options: of `using`; request: under way in this thread
-        self._hook = bare(model).register_forward_hook(self._after_pass, with_kwargs=True)
 
-        @functools.wraps(self._before)
-        def attached(*args: Any, **kwargs: Any) -> Any:
-            return self._generate(args, kwargs)
+        @functools.wraps(getattr(self._before, "__func__", self._before))
+        def attached(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
+            return attachment._generate(args, kwargs)
 
-        model.generate = attached
+        # A method of this: a copy of the model would copy the attachment, which refuses.
+        model.generate = types.MethodType(attached, self)
         if store.read_only:
             _log.info("%s: the store is read only: answers are not stored", store.path)
 
@@ -97,7 +99,6 @@ class Attachment:
             if _attachment(self.model) is self:
                 del _attached[self.model]
                 del self.model.generate  # the method of its class shows again
-                self._hook.remove()
 
     def __enter__(self) -> Attachment:
         return self
@@ -140,7 +141,8 @@ class Attachment:
                 request.asks(Rows.of(ids, more.get("attention_mask")), copies)
                 view = cast(KVStore, RequestStore(request))
                 session = options.session if ids.shape[0] == copies == 1 else None
-                return generate(self.model, ids, store=view, session=session, namespace=options.namespace, **more)
+                with around(self.model, after=self._after_pass):
+                    return generate(self.model, ids, store=view, session=session, namespace=options.namespace, **more)
             except (KVStoreError, ValueError) as error:
                 if request.began:
                     raise  # the model's own, and not of what was prepared for it

@@ -124,6 +124,40 @@ def _windowed(window: int, keys: torch.Tensor, values: torch.Tensor, tokens: int
     return layer
 
 
+def plain_cache(cache: Any, config: Any) -> Any:
+    """Return a cache of the same tokens that looks as one which a model made by itself: `DynamicCache(config=config)`,
+    with contiguous tensors, and no layers that append in place.
+
+    A compiled model makes graphs of its own for other classes and strides. What is contiguous is not copied.
+
+    Args:
+        cache: of a hit, or an empty one. Not to be used any more.
+        config: of the model.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> cache = cache_from_layers(((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),))
+        >>> plain = plain_cache(cache, LlamaConfig(num_hidden_layers=1))
+        >>> type(plain.layers[0]).__name__, plain.get_seq_length()
+        ('DynamicLayer', 3)
+    """
+    made: Any = DynamicCache(config=config)
+    made.layers[:] = map(_plain_layer, cache.layers)
+    if getattr(cache, "is_approximate", False):
+        made.is_approximate = True
+    return made
+
+
+def _plain_layer(layer: Any) -> Any:
+    if not issubclass(type(layer), GrowingLayer):
+        return layer
+    keys, values = layer.keys.contiguous(), layer.values.contiguous()
+    made = DynamicLayer()  # type: ignore[no-untyped-call]
+    made.lazy_initialization(keys, values)
+    made.keys, made.values = keys, values
+    return made
+
+
 def cache_layers(cache: Any) -> KVLayers:
     """Return the layers of a transformers cache, without copying them.
 

@@ -10,6 +10,7 @@ import torch
 
 from kvstore.core.cache_argument import cache_name, given_cache, keeps_states_alone, pass_arguments
 from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.around import around
 
 
 @torch.no_grad()
@@ -129,13 +130,14 @@ class Feed:
         return {self._name: self._cache}
 
     def __enter__(self) -> Feed:
-        self._hook = self._model.register_forward_pre_hook(self._feed, with_kwargs=True)
+        self._around = around(self._model, before=self._feed)
+        self._around.__enter__()
         _fed.caches.append(self._cache)
         return self
 
     def __exit__(self, *_: object) -> None:
         _fed.caches.pop()
-        self._hook.remove()
+        self._around.__exit__(None, None, None)
 
     def _feed(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ids = kwargs.get("input_ids")

@@ -23,7 +23,8 @@ from kvstore.core.rope import check_length, lengths, regime_of
 from kvstore.core.rope_types import LONG
 from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
-from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
+from kvstore.integrations.transformers.around import is_compiled
+from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers, plain_cache
 from kvstore.integrations.transformers.describe import check_loaded
 from kvstore.integrations.transformers.feeding import Feed, advance_by_token, forget_positions
 from kvstore.integrations.transformers.later import Repair, pays
@@ -189,6 +190,7 @@ def _run(
         known = store_places(model, prompt, cache, known, store, namespace, call.chunk)
         known = advance_by_token(model, cache, known, prompt)
         scored = None
+    cache = plain_cache(cache, model.config) if is_compiled(model) else cache
     scoring = Scores(model, cache, store, scored) if call.beams == 1 else contextlib.nullcontext()
     with scoring as scores, Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
         request.begins(cache if layout.layers else None)

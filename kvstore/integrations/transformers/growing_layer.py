@@ -72,7 +72,8 @@ class GrowingLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         begin = self.get_seq_length()
         # What attention saved for a backward pass must not change, and slices of a reserve change with it.
-        if begin == 0 or torch.is_grad_enabled():
+        # torch.compile cannot trace where tensors lie.
+        if begin == 0 or torch.is_grad_enabled() or torch.compiler.is_compiling():
             self._reserve = None
             return super().update(key_states, value_states, *args, **kwargs)
         end = begin + key_states.shape[-2]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.around import is_compiled
 
 __all__ = ["Head"]
 
@@ -20,7 +21,8 @@ class Head:
     """Makes logits of hidden states as a model does of the last ones, where it is asked for no more (`logits_to_keep`).
 
     Watches the part of the model below the output embedding, whose output are the hidden states of all tokens of a
-    pass. Nothing that the model computes changes. A context manager; passes with other caches are ignored.
+    pass. Nothing that the model computes changes. A context manager; passes with other caches are ignored. Of a
+    compiled model, whose parts are not seen, it makes none.
 
     Args:
         model: a transformers model.
@@ -28,17 +30,18 @@ class Head:
     """
 
     def __init__(self, model: Any, cache: Any) -> None:
+        is_traced = is_compiled(model)  # a hook in the middle of a graph would break it
         model = bare(model)
         below = getattr(model, "base_model", model)
         self._cache = cache
-        self._below = None if below is model else below
+        self._below = None if below is model or is_traced else below
         self._embedding = _output_embedding(model)
         self._finish = _finish(model.config)
         self._hidden: torch.Tensor | None = None
 
     def __enter__(self) -> Head:
         below = self._below
-        self._hook = below.register_forward_hook(self._look, with_kwargs=True) if below is not None else None
+        self._hook = None if below is None else below.register_forward_hook(self._look, with_kwargs=True)
         return self
 
     def __exit__(self, *_: object) -> None:

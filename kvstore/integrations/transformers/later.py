@@ -12,6 +12,7 @@ from kvstore.config import MIB
 from kvstore.core.lazy_layers import LazyLayers
 from kvstore.core.results import Hit
 from kvstore.errors import KVStoreError
+from kvstore.integrations.transformers.around import is_compiled
 from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.feeding import advance
 from kvstore.integrations.transformers.request import RequestStore
@@ -34,7 +35,7 @@ def pays(model: Any, store: KVStore, tokens: int) -> bool:
         and model.device.type == "cpu"
         and not layout.is_grouped
         and tokens * layout.bytes_per_token >= LEAST_BYTES
-        and not hasattr(model, "_orig_mod")  # compiled: a layer that waits would break its graphs
+        and not is_compiled(model)  # a layer that waits would break its graphs
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from kvstore.core.cache_argument import given_cache, keeps_states_alone
 from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.around import around
 from kvstore.integrations.transformers.head import Head
 from kvstore.metrics import Metric
 from kvstore.trie import UNIFORM_LOGPROB
@@ -70,8 +71,7 @@ class Scores:
             if self._head is not None:
                 hooks.enter_context(self._head)
             # Before those of an attached store, which puts the prompt as soon as its pass has ended.
-            hook = self._model.register_forward_hook(self._look, with_kwargs=True, prepend=True)
-            hooks.callback(hook.remove)
+            hooks.enter_context(around(self._model, after=self._look, first=True))
             self._hooks = hooks.pop_all()
         _watching[id(self._cache)] = self
         return self

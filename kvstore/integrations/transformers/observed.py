@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kvstore.gate.gate import Gate
-from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.around import around
 from kvstore.integrations.transformers.lazy_layer import LazyLayer
 
 
@@ -46,14 +46,12 @@ class FirstPasses:
         self._waits = False
 
     def __enter__(self) -> FirstPasses:
-        inner = bare(self._model)
-        before = inner.register_forward_pre_hook(self._before, with_kwargs=True)
-        self._hooks = [before, inner.register_forward_hook(self._after, with_kwargs=True)]
+        self._around = around(self._model, self._before, self._after)
+        self._around.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._around.__exit__(None, None, None)
 
     def _is_waiting(self) -> bool:
         """Whether the pass waits for layers of its cache, so that it takes longer than computing does."""

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from kvstore.codecs.tokens.archive import Pass, passes_of
 from kvstore.core.cache_argument import cache_of, keeps_states_alone, pass_arguments
 from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.around import around
 
 __all__ = ["Passes"]
 
@@ -47,11 +48,12 @@ class Passes:
         self._starts: list[tuple[int, int]] = []
 
     def __enter__(self) -> Passes:
-        self._hook = self._model.register_forward_hook(self._look, with_kwargs=True)
+        self._around = around(self._model, after=self._look)
+        self._around.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._hook.remove()
+        self._around.__exit__(None, None, None)
 
     @property
     def found(self) -> tuple[Pass, ...]:
