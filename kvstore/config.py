@@ -114,10 +114,10 @@ class StoreConfig:
         threads: worker threads that read and decode.
         pinned_share: pinned sequences may take this share of what the disk can hold (of host or device, whichever is
             larger, in a store without a disk); 0 to 0.9. A pin beyond it is refused, and `PutResult.pinned` says so.
-        state_every: of models with states, `integrations.transformers.generate` computes a prompt in pieces that end at
-            every so many tokens, and puts the states there, too, so that prompts which begin alike can go on from
-            there; best a multiple of block_tokens. Each such place takes the full size of the states. 0: the ends of
-            puts alone are such places.
+        state_every: of models with windows or states, `integrations.transformers.generate` computes a prompt in pieces
+            that end at every so many tokens, and puts the cache there, too, so that prompts which begin alike can go on
+            from there; best a multiple of block_tokens. Each such place takes the full size of the states, and the
+            tokens of the windows. 0: a prompt without its last token, and the ends of puts, are such places.
         score_prompts: the transformers integration computes the model's log-probabilities of prompts, too, and stores
             them with the tokens, as it does with those of answers. It takes one product with the output embedding more
             for each token (docs/probabilities.md); caches and answers stay the same. False: such tokens count 16 bits.

@@ -61,7 +61,7 @@ class Reason(Enum):
     REMOTE_GONE = "remote gone", "was in the remote tier a moment ago", Metric.SHORT_NEVER_PUT
     NO_WINDOW = (
         "no window",
-        "is stored, but layers with windows cannot go on from its end",
+        "is stored, but layers with windows cannot go on from its end; see StoreConfig.state_every",
         Metric.SHORT_NO_WINDOW,
     )
     NO_STATE = (

@@ -35,7 +35,7 @@ from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
 from kvstore.integrations.transformers.refusals import check_call, without_caches
 from kvstore.integrations.transformers.request import HOW_TO_OPEN, Request, RequestStore
-from kvstore.integrations.transformers.snapshots import store_places
+from kvstore.integrations.transformers.snapshots import has_places, store_places
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
 
@@ -187,14 +187,16 @@ def _run(
     else:
         prompt = call.rows.tokens[0]
         cache, known = _stored_cache(model, prompt, request, namespace, approximate)
-        known = store_places(model, prompt, cache, known, store, namespace, call.chunk)
-        known = advance_by_token(model, cache, known, prompt)
         scored = None
     cache = plain_cache(cache, model.config) if is_compiled(model) else cache
     scoring = Scores(model, cache, store, scored) if call.beams == 1 else contextlib.nullcontext()
-    with scoring as scores, Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
-        request.begins(cache if layout.layers else None)
-        output, made = _generated(model, input_ids, feed, layout, kwargs)
+    with scoring as scores:
+        if not call.is_batch:
+            known = store_places(model, prompt, cache, known, store, namespace, call.chunk, scores)
+            known = advance_by_token(model, cache, known, prompt)
+        with Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
+            request.begins(None if has_places(layout) else cache)  # the place before its last token is put
+            output, made = _generated(model, input_ids, feed, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         if call.beams > 1:

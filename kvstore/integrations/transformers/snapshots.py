@@ -1,4 +1,4 @@
-"""Places inside of a prompt from which a model with states can go on: its states, stored every so many tokens."""
+"""Places inside of a prompt from which a model with windows or states can go on."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvstore.core.rope import regime_of
+from kvstore.core.rope_types import LONG
 from kvstore.integrations.transformers.feeding import advance
 from kvstore.integrations.transformers.observed import observed
 
 if TYPE_CHECKING:
+    from kvstore.core.layout import KVLayout
+    from kvstore.integrations.transformers.logprobs import Scores
     from kvstore.store import KVStore
 
 
 def store_places(
-    model: Any, prompt: list[int], cache: Any, held: int, store: KVStore, namespace: str | bytes, chunk: int | None
+    model: Any,
+    prompt: list[int],
+    cache: Any,
+    held: int,
+    store: KVStore,
+    namespace: str | bytes,
+    chunk: int | None,
+    scores: Scores | None = None,
 ) -> int:
-    """Compute a prompt up to the last multiple of `StoreConfig.state_every` in it, and put the cache at each of them.
+    """Compute a prompt up to its last token, and put the cache there and at each multiple of `StoreConfig.state_every`.
 
-    Only of models with states, and only if that setting is above 0; else nothing is done. The model computes the
-    prompt in pieces that end at these places, so the last bits are those of such pieces.
+    Only of models with windows or states; else nothing is done. A get of the same prompt asks for all but its last
+    token, and of such layers the end of the prompt does not serve that. The model computes the prompt in pieces that
+    end at these places, so the last bits are those of such pieces.
 
     Args:
         model: in evaluation mode.
@@ -28,17 +40,25 @@ def store_places(
         store: where the places are put.
         namespace: see `KVStore.put`.
         chunk: compute at most so many tokens at a time.
+        scores: what watches the passes; the log-probabilities that are put with the places.
 
     Returns:
         How many tokens the cache has now.
     """
-    every = store.config.state_every
-    if not (every and store.identity.layout.states):
+    layout, every, last = store.identity.layout, store.config.state_every, len(prompt) - 1
+    if not has_places(layout):
         return held
-    for end in range((held // every + 1) * every, len(prompt), every):
+    ends = [*range((held // every + 1) * every, last, every)] if every else []
+    for end in [*ends, last] if held < last else []:
         ids = torch.tensor([prompt[held:end]])
         with observed(store.gate, model, held, end - held):
             advance(model, cache, held, ids, torch.arange(held, end)[None], chunk=chunk)
-        store.put(prompt[:end], cache, namespace=namespace)
+        store.put(prompt[:end], cache, namespace=namespace, logprobs=None if scores is None else scores.logprobs(end))
         held = end
     return held
+
+
+def has_places(layout: KVLayout) -> bool:
+    """Return whether prompts are computed in pieces, for prefixes of a cache cannot be used. Not where keys depend on
+    how many tokens a pass sees: the first pieces would have those of short sequences."""
+    return layout.is_grouped and regime_of(layout) != LONG
