@@ -165,3 +165,16 @@ def test_prompts_that_are_shorter_than_a_window_are_served_again(count: int, tmp
             assert torch.equal(generate(model, prompt, store=store, **GREEDY), want)
             assert store.last_request is not None
             assert store.last_request.reused_tokens == reused
+
+
+@pytest.mark.parametrize(("count", "pieces"), [(20, [20, 1]), (30, [29, 1])])
+def test_a_prompt_is_computed_at_once_where_the_window_holds_its_answer_too(
+    count: int, pieces: list[int], tmp_path: Path
+) -> None:
+    model, lengths = tiny_of_kind("gemma3"), list[int]()
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append((args[0] if args else kwargs["input_ids"]).shape[1]), with_kwargs=True
+    )
+    with KVStore(tmp_path / "s", ModelIdentity.from_transformers(model), CONFIG) as store:
+        generate(model, tokens(count), store=store, **GREEDY)
+    assert lengths[:2] == pieces

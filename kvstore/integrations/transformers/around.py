@@ -135,5 +135,8 @@ def _around_call(model: Any, before: Before | None, after: After | None, first: 
 
 
 def _without(functions: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-    """All functions but one, which is there once at most (a method equals itself)."""
-    return tuple(function for function in functions if one is None or function != one)
+    """All functions but one; of equal ones, as several threads enter them, one stays less."""
+    if one is None:
+        return functions
+    at = functions.index(one)
+    return functions[:at] + functions[at + 1 :]

@@ -35,7 +35,7 @@ from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
 from kvstore.integrations.transformers.refusals import check_call, without_caches
 from kvstore.integrations.transformers.request import HOW_TO_OPEN, Request, RequestStore
-from kvstore.integrations.transformers.snapshots import has_places, store_places
+from kvstore.integrations.transformers.snapshots import needs_places, store_places
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
 
@@ -189,13 +189,16 @@ def _run(
         cache, known = _stored_cache(model, prompt, request, namespace, approximate)
         scored = None
     cache = plain_cache(cache, model.config) if is_compiled(model) else cache
+    in_pieces = not call.is_batch and needs_places(layout, _most_tokens(model, kwargs, call.rows.columns))
     scoring = Scores(model, cache, store, scored) if call.beams == 1 else contextlib.nullcontext()
     with scoring as scores:
-        if not call.is_batch:
+        if in_pieces:
             known = store_places(model, prompt, cache, known, store, namespace, call.chunk, scores)
+        if not call.is_batch:
             known = advance_by_token(model, cache, known, prompt)
         with Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
-            request.begins(None if has_places(layout) else cache)  # the place before its last token is put
+            # Of a prompt in pieces the place before its last token is put.
+            request.begins(None if in_pieces or not layout.layers else cache)
             output, made = _generated(model, input_ids, feed, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
@@ -206,6 +209,14 @@ def _run(
         count = int(made.get_seq_length()) if layout.layers else feed.tokens
         _store(held, made, count, scores, store, namespace, call)
     return output
+
+
+def _most_tokens(model: Any, kwargs: dict[str, Any], prompt: int) -> int | None:
+    """How many tokens a prompt of so many and its answer have at most; None if that is not known."""
+    new, most = (setting(model, kwargs, name) for name in ("max_new_tokens", "max_length"))
+    if new is not None:
+        return prompt + int(new)
+    return int(most) if most is not None and most > prompt else None
 
 
 def _check_prompts(layout: KVLayout, call: _Call) -> None:

@@ -29,9 +29,9 @@ def store_places(
 ) -> int:
     """Compute a prompt up to its last token, and put the cache there and at each multiple of `StoreConfig.state_every`.
 
-    Only of models with windows or states; else nothing is done. A get of the same prompt asks for all but its last
-    token, and of such layers the end of the prompt does not serve that. The model computes the prompt in pieces that
-    end at these places, so the last bits are those of such pieces.
+    For models with windows or states (`needs_places`): a get of the same prompt asks for all but its last token, and of
+    such layers the end of the prompt does not serve that. The model computes the prompt in pieces that end at these
+    places, so the last bits are those of such pieces.
 
     Args:
         model: in evaluation mode.
@@ -45,9 +45,7 @@ def store_places(
     Returns:
         How many tokens the cache has now.
     """
-    layout, every, last = store.identity.layout, store.config.state_every, len(prompt) - 1
-    if not has_places(layout):
-        return held
+    every, last = store.config.state_every, len(prompt) - 1
     ends = [*range((held // every + 1) * every, last, every)] if every else []
     for end in [*ends, last] if held < last else []:
         ids = torch.tensor([prompt[held:end]])
@@ -58,7 +56,17 @@ def store_places(
     return held
 
 
-def has_places(layout: KVLayout) -> bool:
-    """Return whether prompts are computed in pieces, for prefixes of a cache cannot be used. Not where keys depend on
-    how many tokens a pass sees: the first pieces would have those of short sequences."""
-    return layout.is_grouped and regime_of(layout) != LONG
+def needs_places(layout: KVLayout, tokens: int | None) -> bool:
+    """Return whether a prompt is to be computed in pieces, for prefixes of its cache could not be used.
+
+    Not where every window holds all of the tokens that there will be; nor where keys depend on how many tokens a pass
+    sees: the first pieces would have those of short sequences.
+
+    Args:
+        layout: of the cache.
+        tokens: of the prompt and its answer at most; None: not known.
+    """
+    if not layout.is_grouped or regime_of(layout) == LONG:
+        return False
+    windows = [layer.window for layer in layout.layers if layer.window]
+    return bool(layout.states) or tokens is None or tokens > min(windows, default=0)
