@@ -104,6 +104,8 @@ class Batch:
 class Memory:
     """What `generate` asks of a store, as a dictionary: the same split without any store."""
 
+    read_only = False
+
     def __init__(self, identity: ModelIdentity, held: dict[tuple[int, ...], Layers]) -> None:
         self.identity, self.held, self.metrics, self.config = identity, held, Metrics(), StoreConfig()
         self.gate = Gate(False, LoadCost(bytes_per_token=1, threads=1))  # told of passes, never asked

@@ -151,3 +151,20 @@ def test_no_more_than_once_is_evicted_for_a_catalog_that_cannot_be_written(
         store.flush()
         assert stored(store, tokens_of(200, 21)) == 21
         all_is_well(store, deep=True)
+
+
+def test_what_was_deleted_while_the_catalog_could_not_be_read_does_not_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise CatalogError("catalog: read: too many readers")
+
+    with filled(tmp_path) as store:
+        with monkeypatch.context() as unreadable:
+            unreadable.setattr(Catalog, "get", refuses)
+            with pytest.raises(CatalogError):
+                store.delete(SEQUENCES[0])
+        store.flush()
+    with KVStore(tmp_path, identity(), config(host=0)) as store:
+        assert [stored(store, tokens) for tokens in SEQUENCES[:3]] == [0, 21, 21]
+        all_is_well(store, deep=True)

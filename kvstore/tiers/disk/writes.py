@@ -267,7 +267,11 @@ class DiskWrites(DiskErase):
                 call, by `finish_removals`, and when the store is closed.
         """
         with self._write_lock:
-            entries = [e for e in self._entries(records) if e is not None]
+            try:
+                entries = [entry for entry in self.catalog.get(records) if entry is not None]
+            except CatalogError:
+                self._orphans += records
+                raise
             gone = [entry for entry in entries if not entry.is_hole]
             self._leaves(gone)
             self._remove(entries)
