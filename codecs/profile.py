@@ -35,6 +35,7 @@ from kvstore.codecs.profile_head import (
     ProfileHead,
     head_bytes,
 )
+from kvstore.core.file_kinds import kind_of
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.errors import ProfileError
@@ -43,7 +44,6 @@ Array = npt.NDArray[Any]
 Sections = Mapping[str, Mapping[str, Array]]
 
 NO_PROFILE = bytes(16)
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _NAMES = {kind: name for name, kind in DTYPES.items()}
 
 
@@ -329,7 +329,7 @@ def check_target(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        raise ProfileError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; name a file")
+        raise ProfileError(f"{path}: is {kind_of(mode)}; name a file")
 
 
 def _opened(name: str) -> BinaryIO:
@@ -338,8 +338,7 @@ def _opened(name: str) -> BinaryIO:
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)
-        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-        raise ProfileError(f"{name}: cannot be read: it is {kind}; name another file, or {NEW}")
+        raise ProfileError(f"{name}: cannot be read: it is {kind_of(mode)}; name another file, or {NEW}")
     return open(fd, "rb")
 
 

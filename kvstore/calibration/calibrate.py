@@ -9,12 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from kvstore.calibration.approximate.cases import check_cases
 from kvstore.calibration.donor.passages import check_passages
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
+from kvstore.calibration.predictive.cholesky import SINGULAR
 from kvstore.calibration.sections import DEFAULT, NAMES, Arrays, FitTask, ProfileSection, section
 from kvstore.codecs.profile import Profile
 from kvstore.codecs.words import FLOAT8
@@ -130,7 +128,7 @@ def _fit_all(
         else:
             try:
                 sections[name], reports[name] = _fit(fitted, dump, sections, model, progress)
-            except (np.linalg.LinAlgError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+            except SINGULAR as error:
                 raise ConfigError(f"text: is too monotonous to fit a predictor to ({name}); name another") from error
     return sections, reports
 
@@ -161,6 +159,8 @@ def load_model(folder: Path, dtype: str = "bfloat16") -> tuple[Any, Any]:
         raise ConfigError(f"dtype: expected bfloat16, float16 or float32, found {dtype!r}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no model (config.json is missing); name the folder of a checkpoint")
+    import torch
+
     try:
         transformers: Any = import_module("transformers")  # without types
     except ModuleNotFoundError:

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
-import numpy as np
-import torch
-
+from kvstore.calibration.predictive.cholesky import SINGULAR
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.donor.model import SECTION as DIFFERENCES
 from kvstore.codecs.predictive.codec import PredictiveCodec
@@ -151,7 +149,7 @@ class Learner:
             pass
         except BlocksGone:
             self.status = self.status.now(status.WAITING, "blocks left while they were looked at")
-        except (np.linalg.LinAlgError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        except SINGULAR:
             self._wanted_tokens = 2 * residency.disk.tokens if residency.disk is not None else 0
             self.status = before.now(status.NOT_WORTH, "the blocks are too much alike to fit a predictor to them")
         except (ProfileError, ValueError) as error:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
+SINGULAR = (np.linalg.LinAlgError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+"""What factoring a matrix raises that is not positive definite, here and in NumPy."""
 _BLOCK = 128  # rows that are worked on together
 _COLUMNS = 256  # right-hand sides that are worked on together
 Pause = Callable[[], None]

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Sequence
 
+from kvstore.core.file_kinds import kind_of
 from kvstore.tiers.disk import _files
 
 O_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -31,13 +32,6 @@ PART_REQUESTS = 32
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.EBUSY}
 )
-_KINDS = {
-    stat.S_IFREG: "a file",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-}
 
 
 class NotAFile(OSError):
@@ -100,7 +94,7 @@ class FileSystem:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
             os.close(fd)
-            raise NotAFile.at(path, _kind(mode))
+            raise NotAFile.at(path, kind_of(mode))
         return fd
 
     def close(self, fd: int) -> None:
@@ -160,7 +154,7 @@ class FileSystem:
         """Return the bytes of a file. Raises `NotAFile` as `open` does."""
         status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise NotAFile.at(path, _kind(status.st_mode))
+            raise NotAFile.at(path, kind_of(status.st_mode))
         return status.st_size
 
     def modified(self, path: str) -> float:
@@ -185,7 +179,7 @@ class FileSystem:
 
     def kind(self, path: str) -> str:
         """Return what is at `path` itself: "a file", "a folder", "a symbolic link", "a FIFO", "a socket", or else."""
-        return _kind(os.lstat(path).st_mode)
+        return kind_of(os.lstat(path).st_mode)
 
     def sync_directory(self, path: str) -> None:
         fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -224,10 +218,6 @@ class FileSystem:
 
 
 _PWRITEV, _PREADV = FileSystem.pwritev, FileSystem.preadv  # tests may replace them
-
-
-def _kind(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
